@@ -1,0 +1,35 @@
+"""Key-value memory: slot index = position, written in place, never rolled back.
+
+Rejected slots lie above a row's `length` and are overwritten before anyone
+can see them, so there is no rollback operation.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specjax.sharding import spec
+from specjax.types import KV
+
+
+def empty(batch: int, heads: int, capacity: int, dim: int, dtype) -> KV:
+  """One layer's cache of zeros; two arrays, so that it can be donated."""
+  zeros = lambda: jnp.zeros(
+      (batch, heads, capacity, dim),
+      dtype,
+      out_sharding=spec("batch", "kv_heads", None, None),
+  )
+  return KV(zeros(), zeros())
+
+
+@jax.vmap
+def write(kv: KV, new: KV, start: jax.Array) -> KV:
+  """Puts a window of keys and values [H T D] at slots start..start+T.
+
+  `dynamic_update_slice` clamps a start that would not fit and so destroys
+  good slots: whoever allocates must leave room for the widest window
+  (`engine.capacity`).
+  """
+  put = lambda c, n: jax.lax.dynamic_update_slice(
+      c, n.astype(c.dtype), (0, start, 0)
+  )
+  return jax.tree.map(put, kv, new)

@@ -1,0 +1,1 @@
+"""Disk: safetensors in, safetensors out; Orbax for training states."""

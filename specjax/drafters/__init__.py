@@ -1,0 +1,1 @@
+"""Proposals: one kind, one file; none imports another."""

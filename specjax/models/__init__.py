@@ -1,0 +1,1 @@
+"""Targets: one decoder whose config covers the common shapes."""

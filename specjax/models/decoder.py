@@ -1,0 +1,332 @@
+"""One decoder for the Llama, Qwen, Mistral, Gemma, GPT-2, Chinchilla shapes.
+
+Families differ by the fields of `Config`, not by subclasses. Weights keep the
+published [out, in] orientation, so loading is a map of names.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax import cache as caches
+from specjax.attention import attend
+from specjax.models.rope import Rope, angles, rotate
+from specjax.sharding import check_divides, spec
+from specjax.types import KV
+
+NORMED = -1  # the tap that reads what the head reads
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Shape and switches of a decoder; hashable, so it is static under jit.
+
+  Raises ValueError, naming the field, when the fields contradict each other.
+  """
+
+  vocab: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  dim: int  # of one head; need not be width / heads
+  mlp: int
+  norm: str = "rms"  # or "layer"
+  norm_eps: float = 1e-6
+  norm_offset: float = 0.0  # Gemma multiplies by 1 + weight
+  post_norm: bool = False  # Gemma 2 and 3 also norm each branch's output
+  qk_norm: bool = False
+  qkv_bias: bool = False
+  out_bias: bool = False
+  mlp_bias: bool = False
+  gated: bool = True
+  act: str = "silu"
+  positions: str = "rope"  # or "learned", "none"
+  max_positions: int = 0  # rows of the learned table
+  rope: Rope = Rope()
+  local_rope: Rope | None = None  # for layers with a window, if different
+  windows: tuple[int, ...] = ()  # one a layer, 0 = sees all; () = all see all
+  scale: float | None = None  # of the scores; None = dim ** -0.5
+  score_cap: float = 0.0
+  logit_cap: float = 0.0
+  embed_scale: float = 1.0
+  tied: bool = False
+  dtype: str = "float32"
+
+  def __post_init__(self):
+    def need(ok, text):
+      if not ok:
+        raise ValueError(f"decoder config: {text}")
+
+    for f in ("vocab", "width", "layers", "heads", "kv_heads", "dim", "mlp"):
+      need(getattr(self, f) > 0, f"{f} = {getattr(self, f)} must be positive.")
+    need(
+        self.heads % self.kv_heads == 0,
+        f"heads = {self.heads} is not a multiple of kv_heads ="
+        f" {self.kv_heads}.",
+    )
+    need(self.norm in ("rms", "layer"), f"norm {self.norm!r}: rms or layer.")
+    need(
+        self.act in ACTIVATIONS,
+        f"act {self.act!r} is not one of {', '.join(ACTIVATIONS)}.",
+    )
+    need(
+        self.positions in ("rope", "learned", "none"),
+        f"positions {self.positions!r} is not one of rope, learned, none.",
+    )
+    need(
+        self.positions != "learned" or self.max_positions > 0,
+        "learned positions need max_positions > 0.",
+    )
+    need(
+        len(self.windows) in (0, self.layers),
+        f"windows has {len(self.windows)} entries for {self.layers} layers.",
+    )
+    need(
+        self.dtype in ("float32", "bfloat16"),
+        f"dtype {self.dtype!r} is not float32 or bfloat16.",
+    )
+
+
+def param(rngs, shape, names, dtype, std=None, value=None) -> nnx.Param:
+  """A parameter laid out by the logical names of its dimensions."""
+  if value is not None:
+    made = jnp.full(shape, value, dtype, out_sharding=spec(*names))
+  else:
+    std = shape[-1] ** -0.5 if std is None else std
+    made = std * jax.random.normal(
+        rngs.params(), shape, jnp.float32, out_sharding=spec(*names)
+    )
+  return nnx.Param(made.astype(dtype))
+
+
+def dense(x, weight, bias=None, out=None):
+  """x [B T I] times weight [O I] -> [B T O], laid out by the name of O."""
+  # float32 accumulation; on the CPU also ten times faster than bf16 -> bf16.
+  y = jnp.einsum(
+      "bti,oi->bto",
+      x,
+      weight[...],
+      preferred_element_type=jnp.float32,
+      out_sharding=spec("batch", None, out),
+  )
+  if bias is not None:
+    y = y + bias[...].astype(jnp.float32)
+  return y.astype(x.dtype)
+
+
+class Norm(nnx.Module):
+  """RMS or layer normalisation over the last axis, computed in float32."""
+
+  def __init__(self, c: Config, size: int, *, rngs):
+    self.c = c
+    self.weight = param(
+        rngs, (size,), (None,), c.dtype, value=1.0 - c.norm_offset
+    )
+    layer = c.norm == "layer"
+    self.bias = (
+        param(rngs, (size,), (None,), c.dtype, value=0.0) if layer else None
+    )
+
+  def __call__(self, x):
+    wide = x.astype(jnp.float32)
+    if self.bias is not None:
+      wide = wide - jnp.mean(wide, -1, keepdims=True)
+    power = jnp.mean(wide * wide, -1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(power + self.c.norm_eps)
+    weight = self.weight[...].astype(jnp.float32)
+    wide = wide * (self.c.norm_offset + weight)
+    if self.bias is not None:
+      wide = wide + self.bias[...].astype(jnp.float32)
+    return wide.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+
+  def __init__(self, c: Config, *, rngs):
+    self.c = c
+    E, Q, K = c.width, c.heads * c.dim, c.kv_heads * c.dim
+    bias = lambda n, name, on: (
+        param(rngs, (n,), (name,), c.dtype, value=0.0) if on else None
+    )
+    self.q = param(rngs, (Q, E), ("heads", None), c.dtype)
+    self.k = param(rngs, (K, E), ("kv_heads", None), c.dtype)
+    self.v = param(rngs, (K, E), ("kv_heads", None), c.dtype)
+    residual = (2 * c.layers * Q) ** -0.5  # keeps the stream's size with depth
+    self.o = param(rngs, (E, Q), (None, "heads"), c.dtype, residual)
+    self.q_bias = bias(Q, "heads", c.qkv_bias)
+    self.k_bias = bias(K, "kv_heads", c.qkv_bias)
+    self.v_bias = bias(K, "kv_heads", c.qkv_bias)
+    self.o_bias = bias(E, None, c.out_bias)
+    self.q_norm = Norm(c, c.dim, rngs=rngs) if c.qk_norm else None
+    self.k_norm = Norm(c, c.dim, rngs=rngs) if c.qk_norm else None
+
+  def __call__(self, x, pos, start, kv, turn, window):
+    """x [B T E], kv or None -> (output [B T E], kv holding the window)."""
+    c = self.c
+    B, T, _ = x.shape
+    split = lambda y, n, name: y.reshape(
+        (B, T, n, c.dim), out_sharding=spec("batch", None, name, None)
+    )
+    q = split(dense(x, self.q, self.q_bias, "heads"), c.heads, "heads")
+    k = split(dense(x, self.k, self.k_bias, "kv_heads"), c.kv_heads, "kv_heads")
+    v = split(dense(x, self.v, self.v_bias, "kv_heads"), c.kv_heads, "kv_heads")
+    if self.q_norm is not None:
+      q, k = self.q_norm(q), self.k_norm(k)
+    if turn is not None:
+      q, k = rotate(q, *turn), rotate(k, *turn)
+    new = KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+    kv = new if kv is None else caches.write(kv, new, start)
+    scale = c.dim**-0.5 if c.scale is None else c.scale
+    y = attend(q, kv, pos, window=window, scale=scale, cap=c.score_cap)
+    flat = y.reshape(
+        (B, T, c.heads * c.dim), out_sharding=spec("batch", None, "heads")
+    )
+    return dense(flat, self.o, self.o_bias), kv
+
+
+class MLP(nnx.Module):
+
+  def __init__(self, c: Config, *, rngs):
+    self.c = c
+    bias = lambda n, name: (
+        param(rngs, (n,), (name,), c.dtype, value=0.0) if c.mlp_bias else None
+    )
+    up = lambda: param(rngs, (c.mlp, c.width), ("mlp", None), c.dtype)
+    self.gate = up() if c.gated else None
+    self.gate_bias = bias(c.mlp, "mlp") if c.gated else None
+    self.up, self.up_bias = up(), bias(c.mlp, "mlp")
+    residual = (2 * c.layers * c.mlp) ** -0.5
+    self.down = param(
+        rngs, (c.width, c.mlp), (None, "mlp"), c.dtype, residual
+    )
+    self.down_bias = bias(c.width, None)
+
+  def __call__(self, x):
+    act = ACTIVATIONS[self.c.act]
+    y = dense(x, self.up, self.up_bias, "mlp")
+    if self.gate is None:
+      y = act(y)
+    else:
+      y = act(dense(x, self.gate, self.gate_bias, "mlp")) * y
+    return dense(y, self.down, self.down_bias)
+
+
+class Block(nnx.Module):
+
+  def __init__(self, c: Config, window: int, *, rngs):
+    self.c, self.window = c, window
+    norm = lambda on=True: Norm(c, c.width, rngs=rngs) if on else None
+    self.attention_norm, self.mlp_norm = norm(), norm()
+    self.attention_post, self.mlp_post = norm(c.post_norm), norm(c.post_norm)
+    self.attention = Attention(c, rngs=rngs)
+    self.mlp = MLP(c, rngs=rngs)
+
+  def __call__(self, x, pos, start, kv):
+    """x [B T E] at positions pos [B T] -> (x [B T E], kv)."""
+    c, turn = self.c, None
+    if c.positions == "rope":
+      rope = c.local_rope if self.window and c.local_rope else c.rope
+      turn = angles(rope, pos, c.dim)
+    y, kv = self.attention(
+        self.attention_norm(x), pos, start, kv, turn, self.window
+    )
+    x = x + (y if self.attention_post is None else self.attention_post(y))
+    y = self.mlp(self.mlp_norm(x))
+    return x + (y if self.mlp_post is None else self.mlp_post(y)), kv
+
+
+class Decoder(nnx.Module):
+  """A causal language model; see `specjax.engine.Target` for its contract."""
+
+  def __init__(self, c: Config, *, rngs: nnx.Rngs):
+    for what, n, name in (
+        ("heads", c.heads, "heads"),
+        ("kv_heads", c.kv_heads, "kv_heads"),
+        ("mlp", c.mlp, "mlp"),
+        ("vocab", c.vocab, "vocab"),
+    ):
+      check_divides(what, n, name)
+    self.c = c
+    table = lambda n, name, std: param(
+        rngs, (n, c.width), (name, None), c.dtype, std
+    )
+    std = c.width**-0.5
+    self.embedding = table(c.vocab, "vocab", std if c.tied else 1.0)
+    learned = c.positions == "learned"
+    self.positions = table(c.max_positions, None, 0.02) if learned else None
+    windows = c.windows or (0,) * c.layers
+    self.blocks = nnx.List([Block(c, w, rngs=rngs) for w in windows])
+    self.final_norm = Norm(c, c.width, rngs=rngs)
+    self.free_head = None if c.tied else table(c.vocab, "vocab", std)
+
+  @property
+  def vocab(self) -> int:
+    return self.c.vocab
+
+  def start(self, source: jax.Array, length: jax.Array, capacity: int):
+    """A prompt's beginning: (empty caches, first tokens [B 1])."""
+    c = self.c
+    make = lambda: caches.empty(
+        source.shape[0], c.kv_heads, capacity, c.dim, c.dtype
+    )
+    return tuple(make() for _ in range(c.layers)), source[:, :1]
+
+  def embed(self, tokens: jax.Array) -> jax.Array:
+    """[B T] -> [B T E]; ids outside the vocabulary read its border."""
+    x = self.embedding[...].at[tokens].get(
+        mode="clip", out_sharding=spec("batch", None, None)
+    )
+    return x if self.c.embed_scale == 1 else x * jnp.asarray(
+        self.c.embed_scale, x.dtype
+    )
+
+  def norm(self, hidden: jax.Array) -> jax.Array:
+    return self.final_norm(hidden)
+
+  def head(self, normed: jax.Array) -> jax.Array:
+    """[B T E] -> logits [B T V], float32."""
+    weight = self.embedding if self.free_head is None else self.free_head
+    logits = jnp.einsum(
+        "bte,ve->btv",
+        normed,
+        weight[...],
+        preferred_element_type=jnp.float32,
+        out_sharding=spec("batch", None, "vocab"),
+    )
+    cap = self.c.logit_cap
+    return cap * jnp.tanh(logits / cap) if cap else logits
+
+  def __call__(self, tokens, start, cache=None, taps=()):
+    """Runs tokens [B T] at positions start.. start+T (start [B]).
+
+    Returns (hidden [B T E] before the final norm, features [B T F] at the
+    taps side by side, caches holding the window). Tap t is the residual
+    stream entering block t; `NORMED` is what the head reads. Without a cache
+    the window sees only itself, for training and scoring from position 0.
+    """
+    x = self.embed(tokens)
+    pos = start[:, None] + jnp.arange(tokens.shape[1])
+    if self.positions is not None:
+      x = x + self.positions[...].at[pos].get(
+          mode="clip", out_sharding=spec("batch", None, None)
+      )
+    out, seen = [], {}
+    for i, block in enumerate(self.blocks):
+      seen[i] = x
+      x, kv = block(x, pos, start, None if cache is None else cache[i])
+      out.append(kv)
+    seen[len(self.blocks)] = x
+    if NORMED in taps:
+      seen[NORMED] = self.norm(x)
+    features = [x[..., :0]] + [seen[t] for t in taps]
+    return x, jnp.concatenate(features, -1), tuple(out)

@@ -1,0 +1,1 @@
+"""Learning: corpus, losses and one loop for targets and drafters."""

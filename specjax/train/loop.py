@@ -1,0 +1,256 @@
+"""The training loop: one compiled step, checkpoints, a log, a bar.
+
+A run is a pure function of (model, recipe, tokens): whatever ends it, the same
+call goes on from the last checkpoint and writes the same losses.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import sys
+import time
+from typing import Any, NamedTuple
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+from rich import console
+from rich import progress
+from safetensors.flax import save_file
+
+from specjax.sharding import put
+from specjax.train import data
+from specjax.train.recipe import Recipe, optimiser, schedule
+
+
+class TrainState(NamedTuple):
+  """All that a step reads and writes; what a checkpoint holds."""
+
+  step: jax.Array  # int32: steps done
+  model: Any
+  opt_state: Any
+
+
+class Stopped(Exception):
+  """The run was asked to end (SIGTERM) and has saved a checkpoint."""
+
+
+def named(tree) -> dict[str, jax.Array]:
+  """A tree's arrays by dotted path: `blocks.0.attention.q`."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+  return {name(path).removesuffix(".value"): leaf for path, leaf in leaves}
+
+
+def like(tree, arrays: dict[str, jax.Array]):
+  """The inverse of `named`: `arrays` in the form of `tree`."""
+  # By name, since jax returns a dict sorted: not the order of a module.
+  leaves = [arrays[name] for name in named(tree)]
+  return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def update(state: TrainState, others, tokens, *, loss, tx):
+  """One step on tokens [B T+1] -> (state, loss). Pure; `run` compiles it."""
+  value, grads = jax.value_and_grad(loss)(state.model, *others, tokens)
+  params = named(state.model)
+  change, opt_state = tx.update(
+      _whole(named(grads)), state.opt_state, _whole(params)
+  )
+  params = {
+      name: (x + _laid(change[name], jax.typeof(x).sharding.spec)).astype(x.dtype)
+      for name, x in params.items()
+  }
+  return TrainState(state.step + 1, like(state.model, params), opt_state), value
+
+
+def run(
+    model,
+    loss: Callable,
+    recipe: Recipe,
+    train: np.ndarray,
+    heldout: np.ndarray,
+    folder: str | pathlib.Path,
+    others: tuple = (),
+    label: str = "train",
+):
+  """Trains `model` by `loss(model, *others, tokens)`; returns it trained.
+
+  `folder` gets `log.jsonl`, one line a step, and checkpoints; when it has some
+  the run goes on from the last. Deletes the caller's `model` (donation).
+  Raises Stopped after SIGTERM, FloatingPointError when a loss is not finite,
+  ValueError when the folder's checkpoint is of another model.
+  """
+  folder = pathlib.Path(folder).absolute()
+  folder.mkdir(parents=True, exist_ok=True)
+  r, tx, share = recipe, optimiser(recipe, named(model)), schedule(recipe)
+  advance = jax.jit(
+      lambda *arguments: update(*arguments, loss=loss, tx=tx), donate_argnums=0
+  )
+  opt_state = jax.jit(lambda model: tx.init(_whole(named(model))))(model)
+  state = TrainState(jnp.int32(0), model, opt_state)
+  with contextlib.ExitStack() as stack:
+    saver = ocp.training.Checkpointer(
+        folder / "checkpoints",
+        preservation_policy=ocp.training.preservation_policies.LatestN(2),
+        cleanup_tmp_directories=True,
+    )
+    stack.enter_context(contextlib.closing(saver))
+    state = _restore(saver, state)
+    first = int(state.step)
+    log, before = _log(folder / "log.jsonl", first)
+    stack.enter_context(log)
+    stop = stack.enter_context(_sigterm())
+    show = stack.enter_context(_bar(label, r.steps, first))
+    began = time.monotonic()
+    for step in range(first + 1, r.steps + 1):
+      rows = data.batch(train, step - 1, r.seed, r.batch, r.length)
+      state, value = advance(state, others, put(rows, "batch", None))
+      # Waiting for every loss costs nothing beside a step of this size.
+      line = {"step": step, "loss": float(value)}
+      if not np.isfinite(line["loss"]):
+        raise FloatingPointError(
+            f"{label}: the loss of step {step} is {line['loss']}; lower"
+            f" matrix_rate = {r.matrix_rate} or other_rate = {r.other_rate} and"
+            " run again, which goes on from the last checkpoint."
+        )
+      line["lr"] = r.matrix_rate * float(share(step - 1))
+      line["tokens"] = step * rows[:, 1:].size
+      if step % r.eval_every == 0 or step == r.steps:
+        line["heldout"] = evaluate(state.model, loss, r, heldout, others)
+      line["seconds"] = round(before + time.monotonic() - began, 3)
+      log.write(json.dumps(line) + "\n")
+      log.flush()
+      show(line)
+      # After its line: a kill between the two repeats a step, loses no line.
+      if step % r.save_every == 0 or step == r.steps or stop():
+        saver.save(step, named(state), force=True)
+      if stop():
+        raise Stopped(
+            f"{label}: stopped by SIGTERM after step {step} of {r.steps}; the"
+            " checkpoint is saved, the same command goes on from it."
+        )
+  return state.model
+
+
+def evaluate(
+    model, measure: Callable, r: Recipe, tokens: np.ndarray, others: tuple = ()
+):
+  """Mean of `measure(model, *others, tokens)` over fixed held-out batches."""
+  measure = jax.jit(measure)  # jax keeps its programs by the function inside
+  found = [
+      measure(model, *others, put(rows, "batch", None))
+      for rows in data.fixed(tokens, r.eval_batches, r.batch, r.length)
+  ]
+  return jax.tree.map(lambda *x: float(np.mean(x)), *found)
+
+
+def export(model, path: str | pathlib.Path) -> None:
+  """Writes a model's arrays, bfloat16 and by dotted path, as safetensors.
+
+  Its decoder Config goes with them as JSON, under `config` in the metadata.
+  """
+  arrays = {n: x.astype(jnp.bfloat16) for n, x in named(model).items()}
+  config = json.dumps(dataclasses.asdict(model.c))
+  save_file(arrays, str(path), metadata={"config": config})
+
+
+def _whole(arrays):
+  # Muon multiplies whole matrices, so every chip takes the step on all of them.
+  return {name: _laid(x, jax.P()) for name, x in arrays.items()}
+
+
+def _laid(x, spec):
+  empty = jax.sharding.get_abstract_mesh().empty
+  return x if empty else jax.reshard(x, spec)
+
+
+def _restore(saver, state: TrainState) -> TrainState:
+  """The last checkpoint in the place of `state`, or `state` if there is none.
+
+  Raises ValueError when it does not hold the arrays of `state`.
+  """
+  if saver.latest is None:
+    return state
+  want, have = named(state), saver.metadata(None).metadata
+  for name in sorted(want.keys() | have.keys()):
+    a, b = (getattr(t.get(name), "shape", "no array") for t in (want, have))
+    if a != b:
+      raise ValueError(
+          f"{saver.directory}: the checkpoint is of another model ({name}:"
+          f" {b} there, {a} wanted); give its configuration or a new folder."
+      )
+  abstract = {
+      name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+      for name, x in want.items()
+  }
+  logging.info("Going on after step %d.", saver.latest.step)
+  return like(state, saver.load(None, abstract))
+
+
+def _log(path: pathlib.Path, step: int):
+  """(the log open for more, seconds so far), cut after the line of `step`."""
+  lines = path.read_text().splitlines() if path.exists() else []
+  kept = lines[:step]  # line n is step n; a killed run may have gone further
+  part = path.with_suffix(".part")
+  part.write_text("".join(line + "\n" for line in kept))
+  part.replace(path)
+  return path.open("a"), json.loads(kept[-1])["seconds"] if kept else 0.0
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[Callable[[], bool]]:
+  """Turns SIGTERM into a question that the loop asks between steps."""
+  asked = []
+  old = signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+  try:
+    yield lambda: bool(asked)
+  finally:
+    signal.signal(signal.SIGTERM, old)
+
+
+@contextlib.contextmanager
+def _bar(label: str, total: int, first: int) -> Iterator[Callable]:
+  """Shows log lines: a bar on a terminal, otherwise a sentence now and then."""
+  recent = collections.deque(maxlen=20)
+
+  def rate(line):  # tokens a second over the last steps; the first compiles
+    recent.append((line["tokens"], line["seconds"]))
+    (a, s), (b, t) = recent[0], recent[-1]
+    return (b - a) / (t - s) if t > s else 0.0
+
+  if not sys.stderr.isatty():
+    yield lambda line: _say(label, total, line, rate(line))
+    return
+  columns = (
+      progress.TextColumn("{task.description}"),
+      progress.BarColumn(),
+      progress.MofNCompleteColumn(),
+      progress.TextColumn("loss {task.fields[loss]:.3f}"),
+      progress.TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+      progress.TimeRemainingColumn(),
+  )
+  with progress.Progress(
+      *columns, console=console.Console(stderr=True)
+  ) as bar:
+    task = bar.add_task(label, total=total, completed=first, loss=0.0, rate=0.0)
+    yield lambda line: bar.update(
+        task, completed=line["step"], loss=line["loss"], rate=rate(line)
+    )
+
+
+def _say(label, total, line, rate):
+  step = line["step"]
+  if step % 20 and step != total and "heldout" not in line:
+    return
+  left = (total - step) * line["tokens"] / step / max(rate, 1e-9)
+  heldout = f", held out {line['heldout']:.3f}" if "heldout" in line else ""
+  logging.info(
+      "%s: step %d of %d, loss %.3f%s, %.0f tokens/s, %.0f min left",
+      *(label, step, total, line["loss"], heldout, rate, left / 60),
+  )
