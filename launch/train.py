@@ -10,11 +10,9 @@ import os
 import pathlib
 import sys
 
-from absl import app
-from absl import flags
-from absl import logging
-from flax import nnx
 import jax
+from absl import app, flags, logging
+from flax import nnx
 from ml_collections import config_flags
 
 from specjax.checkpoint import safetensors

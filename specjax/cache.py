@@ -27,7 +27,7 @@ def write(kv: KV, new: KV, start: jax.Array) -> KV:
 
   `dynamic_update_slice` clamps a start that would not fit and so destroys
   good slots: whoever allocates must leave room for the widest window
-  (`engine.capacity`).
+  (`states.bucket`).
   """
   put = lambda c, n: jax.lax.dynamic_update_slice(
       c, n.astype(c.dtype), (0, start, 0)

@@ -1,4 +1,4 @@
-"""Control flow: prefill, step, generate; the same program for every drafter.
+"""Control flow: extend, step, generate; the same program for every drafter.
 
 A round reads the window [anchor, K drafts], writes its keys at length - 1,
 and raises `length` by what was emitted. Rejected slots lie above the new
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from specjax import rules
 from specjax.rules.base import laws
 from specjax.sampling import log_probs
-from specjax.sharding import spec
+from specjax.sharding import laid, spec
 from specjax.types import (
     BUDGET,
     END,
@@ -40,6 +40,7 @@ class Target(Protocol):
   """A model that judges: embed, run a window over a cache, norm, head."""
 
   vocab: int
+  max_length: int | None  # None = no end; a learned table of positions ends
 
   def start(self, source, length, capacity) -> tuple[Any, jax.Array]: ...
   def embed(self, tokens) -> jax.Array: ...
@@ -51,11 +52,13 @@ class Target(Protocol):
 class Drafter(Protocol):
   """A proposer. `ingest` takes committed windows of any width; `propose`
   first ingests state.last, then drafts K tokens, and returns the state with
-  its own part (or the target's cache) moved on."""
+  its own part (or the target's cache) moved on. What `init` makes leads with
+  the batch axis in every array."""
 
   taps: tuple[int, ...]
   K: int
   vocab: int | None  # None = whatever the target has
+  max_length: int | None
 
   def init(self, target, source, capacity) -> Any: ...
   def ingest(self, target, dstate, commit: Commit) -> Any: ...
@@ -92,7 +95,7 @@ def extend(target, drafter, state: State, chunk, count) -> State:
   """Commits the first `count` [B] tokens of chunk [B C] without judging them.
 
   Rows with count 0 are untouched. Pure; the cache must have room for C slots
-  above the longest row (`capacity`).
+  above the longest row (`states.bucket`).
   """
   rows, last = state.rows, state.last
   C = chunk.shape[1]
@@ -131,7 +134,8 @@ def choose(where, new, old):
 
 
 def _like(mask, x):
-  return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+  # Not by reshape, which forgets how a batch of one is laid out.
+  return jnp.expand_dims(mask, range(mask.ndim, x.ndim))
 
 
 def _spread(x, width):
@@ -236,7 +240,7 @@ def commit(state: State, draft: Draft, scores: Scores, tokens, count):
   Info). Stops are resolved before anything is counted."""
   rows = state.rows
   kept, finish, stop = cut(rows, tokens, count, scores.finite)
-  info = _info(rows, draft, scores, count, kept)
+  info = _info(rows, draft, scores, count, kept, finish)
   last = choose(
       kept > 0, Commit(tokens, scores.features, kept, rows.length), state.last
   )
@@ -262,16 +266,14 @@ def _record(rows, scores, tokens):
   raw = jax.nn.log_softmax(scores.raw, -1)
   hot = one_hot(tokens, raw.shape[-1]) > 0
   pick = lambda m: jnp.sum(jnp.where(hot, m, 0), -1)
-  layout = spec("batch", None, None)
-  whole = raw if layout is None else jax.reshard(raw, layout)
-  top, top_tokens = jax.lax.top_k(whole, N)
+  top, top_tokens = jax.lax.top_k(laid(raw, "batch", None, None), N)
   new = Logprobs(pick(scores.logp), pick(raw), top, top_tokens)
   return jax.tree.map(
       lambda buffer, x: _write(buffer, x, rows.length), rows.logprobs, new
   )
 
 
-def _info(rows, draft, scores, count, kept):
+def _info(rows, draft, scores, count, kept, finish):
   K = draft.tokens.shape[1]
   running = (rows.finish == RUNNING).astype(jnp.int32)
   accepted = (count - 1) * running
@@ -287,7 +289,7 @@ def _info(rows, draft, scores, count, kept):
       accepted=accepted,
       emitted=kept,
       bonus=(accepted == draft.count) * running,
-      dropped=(count - kept) * running,
+      dropped=jnp.where(finish == NONFINITE, 0, count - kept) * running,
       reached=reached.astype(jnp.int32),
       passed=(real & (index < accepted[:, None])).astype(jnp.int32),
       overlap=jnp.where(reached, overlap, 0.0),
@@ -302,6 +304,17 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
   keys = round_keys(state.rows, JUDGE)
   draft, state = propose(target, drafter, state)
   scores, state = verify(target, drafter.taps, state, draft, mask)
+  # No law, no draft: what was drawn before tells whether a row is finite, so
+  # the cut is exact, and no rule meets a NaN that it must not read.
+  known = jnp.sum(jnp.cumprod(scores.finite.astype(jnp.int32), 1), 1)
+  if draft.logits is not None:
+    drawn = ~jnp.any(jnp.isnan(draft.logits), -1)
+    sound = jnp.sum(jnp.cumprod(drawn.astype(jnp.int32), 1), 1)
+    known = jnp.minimum(known, sound)
+  draft = draft._replace(count=jnp.minimum(draft.count, known))
+  even = -jnp.log(scores.logp.shape[-1])  # a law to read, never to draw from
+  logp = jnp.where(scores.finite[..., None], scores.logp, even)
+  scores = scores._replace(logp=logp)
   tokens, count = jax.vmap(rule)(keys, draft, scores.logp)
   return commit(state, draft, scores, tokens, count)
 

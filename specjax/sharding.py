@@ -47,6 +47,16 @@ def size(name: str) -> int:
   return jax.sharding.get_abstract_mesh().shape.get(RULES[name], 1)
 
 
+def alone(platform: str) -> bool:
+  """Whether the program runs on one device, of this platform."""
+  here = jax.sharding.get_abstract_mesh()
+  if here.empty:
+    return jax.default_backend() == platform
+  device = here.abstract_device
+  kind = device.platform if device else jax.default_backend()
+  return here.size == 1 and kind == platform
+
+
 def put(x, *names: str | None) -> jax.Array:
   """A host array placed on the current mesh; always a copy of its own."""
   x = x if isinstance(x, jax.Array) else np.asarray(x)
@@ -55,6 +65,21 @@ def put(x, *names: str | None) -> jax.Array:
     return jax.numpy.array(x, copy=True)
   here = jax.sharding.get_mesh()
   return jax.device_put(x, jax.NamedSharding(here, layout), may_alias=False)
+
+
+def laid(x: jax.Array, *names: str | None) -> jax.Array:
+  """An array on the mesh, moved to another layout; itself without a mesh."""
+  layout = spec(*names)
+  return x if layout is None else jax.reshard(x, layout)
+
+
+def put_like(x, like) -> jax.Array:
+  """A host array placed as `like`, an array or its shape, is laid out."""
+  layout = jax.typeof(like).sharding
+  if layout.mesh.empty:
+    return put(x)
+  here = jax.NamedSharding(jax.sharding.get_mesh(), layout.spec)
+  return jax.device_put(x, here, may_alias=False)
 
 
 def check_divides(what: str, n: int, name: str) -> None:

@@ -1,12 +1,13 @@
 """Text as it is written: a host loop over the step that `generate` loops."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from specjax import engine, rules
+from specjax.text import cut_at_stop
 from specjax.types import RUNNING, State, Tally
 
 
@@ -35,24 +36,56 @@ def stream(
   """
   # Flattened once: 270 leaves cost 0.4 to 0.9 ms a call as modules.
   leaves, tree = jax.tree.flatten((target, drafter))
-
-  @jax.jit(donate_argnames="state")
-  def some(leaves, state, tally):
-    pair = jax.tree.unflatten(tree, leaves)
-
-    def body(_, carry):
-      state, info = engine.step(*pair, carry[0], rule=rule, mask=mask)
-      return state, engine.add(carry[1], info)
-
-    return jax.lax.fori_loop(0, rounds, body, (state, tally))
-
   tally = engine.empty_tally(state, drafter.K)
   before = np.asarray(state.rows.length)
   while (np.asarray(state.rows.finish) == RUNNING).any():
-    state, tally = some(leaves, state=state, tally=tally)
+    state, tally = _some(
+        leaves, rounds, state=state, tally=tally, tree=tree, rule=rule,
+        mask=mask,
+    )
     tokens, now, finish = jax.device_get(
         (state.rows.tokens, state.rows.length, state.rows.finish)
     )
     new = [t[a:b].tolist() for t, a, b in zip(tokens, before, now)]
     yield Event(new, finish, state, tally)
     before = now
+
+
+@jax.jit(static_argnames=("tree", "rule", "mask"), donate_argnames="state")
+def _some(leaves, rounds, *, state, tally, tree, rule, mask):
+  pair = jax.tree.unflatten(tree, leaves)
+
+  def body(_, carry):
+    state, info = engine.step(*pair, carry[0], rule=rule, mask=mask)
+    return state, engine.add(carry[1], info)
+
+  return jax.lax.fori_loop(0, rounds, body, (state, tally))
+
+
+class Visible:
+  """Text that may be shown: no part of what may yet become a stop string."""
+
+  def __init__(self, stops: Sequence[str]):
+    self._stops, self._held = tuple(stops), ""
+
+  def push(self, text: str) -> str:
+    """Takes new text; returns what can be shown for certain."""
+    self._held += text
+    if any(s in self._held for s in self._stops):
+      return ""  # `close` will tell whether that stopped the row
+    most = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+    hold = next(
+        (
+            n for n in range(most, 0, -1)
+            if any(s.startswith(self._held[-n:]) for s in self._stops)
+        ),
+        0,
+    )
+    shown = self._held[: len(self._held) - hold]
+    self._held = self._held[len(shown) :]
+    return shown
+
+  def close(self, stopped: bool) -> str:
+    """The rest, cut before the stop string if that ended the row."""
+    held, self._held = self._held, ""
+    return cut_at_stop(held, self._stops) if stopped else held

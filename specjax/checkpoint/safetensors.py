@@ -9,29 +9,26 @@ import dataclasses
 import json
 import math
 import pathlib
+import typing
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
 from specjax.models.decoder import Config, Decoder
 from specjax.models.rope import Rope
-from specjax.sharding import put, spec
+from specjax.sharding import put_like
 
+KINDS = ("BF16", "F16", "F32")
 LARGEST = 2**40  # parameters; a config asking for more is a hostile one
 
 
 def named(tree) -> dict[str, jax.Array]:
-  """The arrays of a module by dotted path, as they are named on disk."""
-  flat, _ = jax.tree.flatten_with_path(nnx.state(tree))
-  return {_name(path): leaf for path, leaf in flat}
-
-
-def _name(path) -> str:
-  keys = (getattr(k, "key", getattr(k, "name", None)) for k in path)
-  return ".".join(str(k) for k in keys if k not in (None, "value"))
+  """A tree's arrays by dotted path: `blocks.0.attention.q`."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+  return {name(path).removesuffix(".value"): leaf for path, leaf in leaves}
 
 
 def save(model: Decoder, path: str | pathlib.Path, dtype="bfloat16") -> None:
@@ -51,11 +48,18 @@ def load(path: str | pathlib.Path, dtype: str = "float32") -> Decoder:
   try:
     with safe_open(path, framework="flax") as file:
       config = _config(path, file.metadata() or {}, dtype)
+      if config.layers > len(file.keys()):
+        raise ValueError(
+            f"{path}: {len(file.keys())} tensors cannot be the"
+            f" {config.layers} layers of its config."
+        )
       build = lambda: Decoder(config, rngs=nnx.Rngs(0))
       shape = jax.eval_shape(build)
       wanted = named(shape)
       _check(path, file, wanted)
-      take = lambda n, like: _placed(file.get_tensor(n), like)
+      take = lambda n, like: put_like(
+          file.get_tensor(n).astype(like.dtype), like
+      )
       arrays = [take(n, like) for n, like in wanted.items()]
   except (SafetensorError, OSError) as error:
     raise ValueError(
@@ -65,43 +69,70 @@ def load(path: str | pathlib.Path, dtype: str = "float32") -> Decoder:
   return jax.tree.unflatten(jax.tree.structure(shape), arrays)
 
 
-def _placed(x, like):
-  layout = jax.typeof(like).sharding.spec if spec("batch") else None
-  names = {"data": "batch", "model": "mlp"}
-  axes = [None] * x.ndim if layout is None else [names.get(a) for a in layout]
-  return put(x.astype(like.dtype), *axes)
-
-
 def _config(path, metadata, dtype) -> Config:
   try:
     fields = json.loads(metadata["config"])
+    _typed(Config, fields, {"rope", "local_rope", "windows"})
     for rope in ("rope", "local_rope"):
       if fields.get(rope) is not None:
-        fields[rope] = Rope(**fields[rope])
+        fields[rope] = Rope(**_typed(Rope, fields[rope]))
     fields["windows"] = tuple(fields.get("windows", ()))
-    config = Config(**{**fields, "dtype": dtype})
-  except (KeyError, TypeError, ValueError, RecursionError) as error:
+    config = Config(**_typed(Config, fields) | {"dtype": dtype})
+  except (
+      ArithmeticError, KeyError, RecursionError, TypeError, ValueError
+  ) as error:
     raise ValueError(
         f"{path}: its metadata hold no decoder config ({error}); give a file"
         " that launch/train.py wrote."
     ) from None
-  size = config.vocab * config.width + config.layers * config.width * (
+  tables = config.vocab + config.max_positions
+  size = config.width * tables + config.layers * config.width * (
       config.mlp + config.heads * config.dim
   )
-  if config.layers > 10_000 or size > LARGEST:
+  if size > LARGEST:
     raise ValueError(f"{path}: its config asks for {size} parameters or more.")
   return config
 
 
+def _typed(kind, fields: dict, but=frozenset()) -> dict:
+  """The fields as they are, when each has the type that `kind` declares."""
+  if not isinstance(fields, dict):
+    raise TypeError(f"{kind.__name__} is no object")
+  hints = typing.get_type_hints(kind)
+  for name, value in fields.items():
+    if name in but:
+      continue
+    hint = hints.get(name, object)
+    good = typing.get_args(hint) if typing.get_origin(hint) is not tuple else ()
+    good = good or (typing.get_origin(hint) or hint,)
+    if float in good:
+      good += (int,)
+    if isinstance(value, bool) != (bool in good) and object not in good:
+      raise TypeError(f"{name} = {str(value)[:40]!r}")
+    whole = isinstance(value, tuple) and any(type(n) is not int for n in value)
+    if not isinstance(value, good) or whole:
+      raise TypeError(f"{name} = {str(value)[:40]!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+      raise ValueError(f"{name} = {value}")
+  return fields
+
+
 def _check(path, file, wanted) -> None:
   """One error that lists all tensors missing, unexpected or misshapen."""
-  there = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}
+  slices = {n: file.get_slice(n) for n in file.keys()}
+  there = {n: tuple(x.get_shape()) for n, x in slices.items()}
+  kinds = {n: x.get_dtype() for n, x in slices.items()}
   wrong = [f"{n} is missing" for n in sorted(set(wanted) - set(there))]
   wrong += [f"{n} is unexpected" for n in sorted(set(there) - set(wanted))]
   wrong += [
       f"{n} has shape {there[n]} for {wanted[n].shape}"
       for n in sorted(set(there) & set(wanted))
       if there[n] != wanted[n].shape
+  ]
+  wrong += [
+      f"{n} has dtype {kind}, none of {', '.join(KINDS)}"
+      for n, kind in sorted(kinds.items())
+      if kind not in KINDS
   ]
   if wrong:
     raise ValueError(f"{path}: tensors do not fit: {'; '.join(wrong)}.")

@@ -26,6 +26,10 @@ class Autoregressive(nnx.Module):
   def vocab(self) -> int:
     return self.model.vocab
 
+  @property
+  def max_length(self) -> int | None:
+    return self.model.max_length
+
   def init(self, target, source, capacity: int):
     return self.model.start(source, None, capacity)[0]
 

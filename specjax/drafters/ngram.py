@@ -15,7 +15,7 @@ class NGram(nnx.Module):
   """Copies up to K tokens after an earlier match of `shortest`..`longest`."""
 
   taps = ()
-  vocab = None
+  vocab = max_length = None
 
   def __init__(self, K: int, shortest: int = 1, longest: int = 3):
     if K < 1 or not 1 <= shortest <= longest:

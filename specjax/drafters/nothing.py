@@ -9,12 +9,12 @@ from specjax.types import Commit, Draft, State
 class Nothing(nnx.Module):
   """The same engine without drafts; its window is one or two rows wide.
 
-  Two rows can be the faster pass: a one-row bfloat16 product took six to nine
-  times as long as a two-row one on a CPU (our measurement).
+  Two rows can be the faster pass where a backend has no good product of one
+  row; `launch/bench.py` measures both and takes the faster.
   """
 
   taps = ()
-  vocab = None
+  vocab = max_length = None
 
   def __init__(self, window: int = 1):
     if window not in (1, 2):

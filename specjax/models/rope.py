@@ -29,6 +29,11 @@ class Rope:
           f"Rope: scaling {self.scaling!r} is not one of none, linear, llama3,"
           " yarn."
       )
+    for name, least in dict(theta=1, factor=0, original=0).items():
+      if getattr(self, name) <= least:
+        raise ValueError(
+            f"Rope: {name} = {getattr(self, name)} must be above {least}."
+        )
 
   def frequencies(self, dim: int) -> np.ndarray:
     """Radians a position, one for each rotated pair, in float64."""

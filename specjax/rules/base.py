@@ -50,6 +50,18 @@ def last_pass(passed):
   return jnp.max(jnp.where(passed, index, 0), initial=0)
 
 
+def coins(key, K: int):
+  """Uniform [K] in [0, 1) that is fine near zero.
+
+  One float32 uniform has steps of 2^-23, so that a token of probability
+  1e-12 would pass as often as one of 1e-7.
+  """
+  high, low = (
+      jax.random.uniform(jax.random.fold_in(key, i), (K,)) for i in range(2)
+  )
+  return jnp.minimum(high + low * 2.0**-23, 1 - 2.0**-24)
+
+
 def judge(terms: Callable, count: Callable, key, draft: Draft, logp):
   """One row: (key, draft, log p [K+1 V]) -> (tokens [K+1], count).
 
@@ -60,7 +72,7 @@ def judge(terms: Callable, count: Callable, key, draft: Draft, logp):
   p = jnp.exp(logp.astype(jnp.float32))
   num, den, residual = terms(draft, p)
   coin, extra = (jax.random.fold_in(key, i) for i in range(2))
-  passed = jax.random.uniform(coin, (K,)) * den < num
+  passed = coins(coin, K) * den < num
   n = count(passed)
   here = jnp.arange(K + 1) == n
   row = lambda m: jnp.sum(jnp.where(here[:, None], m, 0), 0)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import engine, rules
-from specjax.prefill import fork, prefill
 from specjax.sampling import DEFAULTS
+from specjax.states import fork, prefill
 
 ALARM = 1e-9  # how often a check may fail though all is well
 CELLS = 20_000  # more continuations than this are not listed
@@ -173,15 +173,18 @@ def sample(
     batch: int = 8192,
     seed: int = 0,
     eos: Sequence[int] = (),
+    budget: int | None = None,
     **options,
 ) -> tuple[np.ndarray, engine.Tally]:
   """`rows` continuations of each prompt under its setting, by the engine.
 
   All settings are rows of one batch; `batch` rows of each run at a time, so
   4 x 8,192 rows are one call of the compiled program. Returns (tokens
-  [S rows H], -1 after an end; the Tally summed over everything). `options`
-  go to `prefill`.
+  [S rows H], -1 after an end; the Tally summed over everything). The rows
+  may write `budget` tokens, by default K more than the horizon, so that no
+  draft inside it is cut short. `options` go to `prefill`.
   """
+  budget = horizon + drafter.K if budget is None else budget
   S = len(settings)
   params = {
       name: np.array([s.get(name, default) for s in settings])
@@ -195,16 +198,18 @@ def sample(
     del params["banned"]
   reach = max(4, drafter.K + 1)
   start = prefill(
-      target, drafter, list(prompts), max_new_tokens=horizon,
+      target, drafter, list(prompts), max_new_tokens=budget,
       sampling=params, eos=eos, chunks=(4,),
-      **dict(capacity=max(map(len, prompts)) + horizon + reach) | options,
+      **dict(capacity=max(map(len, prompts)) + budget + reach) | options,
   )
   batch = min(batch, rows)
   out, total = [], None
   for i in range(-(-rows // batch)):
     index = np.repeat(np.arange(S), batch)
     state = fork(start, index, seed + i * S * batch)
-    state, tally = engine.generate(target, drafter, state, rule=rule)
+    state, tally = engine.generate(
+        target, drafter, state, rule=rule, rounds=horizon
+    )
     out.append(_emitted(state, horizon).reshape(S, batch, horizon))
     sums = jax.tree.map(lambda x: np.asarray(x).sum(0, dtype=float), tally)
     total = sums if total is None else jax.tree.map(np.add, total, sums)
@@ -334,7 +339,8 @@ def check_acceptance(
   if len(prompts) == 1:
     prompts = list(prompts) * len(settings)
   observed, tally = sample(
-      target, drafter, prompts, settings, horizon, rows=rows, **options
+      target, drafter, prompts, settings, horizon, rows=rows, budget=horizon,
+      **options,
   )
   info = tally.info
   emitted = int((observed >= 0).sum())

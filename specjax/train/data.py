@@ -9,7 +9,7 @@ def batch(
   """The `step`-th batch, int32 [B T+1], of a token array read without end.
 
   Each pass cuts the array into windows of T at a fresh offset and takes them
-  in a fresh order, so a pass shows every token once. Raises ValueError when
+  in a fresh order, so a pass shows no token twice. Raises ValueError when
   the array is shorter than two windows.
   """
   windows = len(array) // length - 1  # one less: room for the offset

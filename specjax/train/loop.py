@@ -5,25 +5,23 @@ call goes on from the last checkpoint and writes the same losses.
 """
 
 import collections
-from collections.abc import Callable, Iterator
 import contextlib
-import dataclasses
 import json
 import pathlib
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from orbax.checkpoint import v1 as ocp
-from rich import console
-from rich import progress
-from safetensors.flax import save_file
+from rich import console, progress
 
+from specjax.checkpoint.safetensors import named
 from specjax.sharding import put
 from specjax.train import data
 from specjax.train.recipe import Recipe, optimiser, schedule
@@ -41,13 +39,6 @@ class Stopped(Exception):
   """The run was asked to end (SIGTERM) and has saved a checkpoint."""
 
 
-def named(tree) -> dict[str, jax.Array]:
-  """A tree's arrays by dotted path: `blocks.0.attention.q`."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-  return {name(path).removesuffix(".value"): leaf for path, leaf in leaves}
-
-
 def like(tree, arrays: dict[str, jax.Array]):
   """The inverse of `named`: `arrays` in the form of `tree`."""
   # By name, since jax returns a dict sorted: not the order of a module.
@@ -62,10 +53,8 @@ def update(state: TrainState, others, tokens, *, loss, tx):
   change, opt_state = tx.update(
       _whole(named(grads)), state.opt_state, _whole(params)
   )
-  params = {
-      name: (x + _laid(change[name], jax.typeof(x).sharding.spec)).astype(x.dtype)
-      for name, x in params.items()
-  }
+  step = lambda x, d: x + _laid(d, jax.typeof(x).sharding.spec).astype(x.dtype)
+  params = {name: step(x, change[name]) for name, x in params.items()}
   return TrainState(state.step + 1, like(state.model, params), opt_state), value
 
 
@@ -128,9 +117,10 @@ def run(
       log.flush()
       show(line)
       # After its line: a kill between the two repeats a step, loses no line.
-      if step % r.save_every == 0 or step == r.steps or stop():
+      asked = stop()
+      if step % r.save_every == 0 or step == r.steps or asked:
         saver.save(step, named(state), force=True)
-      if stop():
+      if asked:
         raise Stopped(
             f"{label}: stopped by SIGTERM after step {step} of {r.steps}; the"
             " checkpoint is saved, the same command goes on from it."
@@ -148,16 +138,6 @@ def evaluate(
       for rows in data.fixed(tokens, r.eval_batches, r.batch, r.length)
   ]
   return jax.tree.map(lambda *x: float(np.mean(x)), *found)
-
-
-def export(model, path: str | pathlib.Path) -> None:
-  """Writes a model's arrays, bfloat16 and by dotted path, as safetensors.
-
-  Its decoder Config goes with them as JSON, under `config` in the metadata.
-  """
-  arrays = {n: x.astype(jnp.bfloat16) for n, x in named(model).items()}
-  config = json.dumps(dataclasses.asdict(model.c))
-  save_file(arrays, str(path), metadata={"config": config})
 
 
 def _whole(arrays):

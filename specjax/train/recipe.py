@@ -1,7 +1,7 @@
 """How long and how fast to train: schedule and optimiser."""
 
-from collections.abc import Callable
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Host side of the engine: requests in, states out.
+"""Host side of the engine: prompts in, states out.
 
 `prefill` allocates everything a loop will need and feeds the prompts;
 `refill` hands rows new prompts, `resume` gives them another turn, `rewind`
@@ -15,11 +15,21 @@ import numpy as np
 
 from specjax import engine
 from specjax import sampling as samplings
+from specjax.intake import (
+    host_rows,
+    nonempty,
+    occurrences,
+    place,
+    row_keys,
+    stop_tables,
+    token_ids,
+    wishes,
+)
 from specjax.sharding import put, size, spec
 from specjax.types import (
+    BUDGET,
     RUNNING,
     Commit,
-    Logprobs,
     Rows,
     Sampling,
     State,
@@ -30,6 +40,7 @@ CHUNKS = (16, 64, 256)  # widths in which prompts are read
 ALIGN = 128  # 2,049 slots compiled with 20 cache copies on a TPU, 2,048 none
 
 _extend = jax.jit(engine.extend, donate_argnames="state")
+_ingest = jax.jit(lambda target, drafter, *rest: drafter.ingest(target, *rest))
 Prompts = Sequence[Sequence[int] | None]
 
 
@@ -52,6 +63,15 @@ def check_pair(target, drafter) -> None:
         f"drafter: its vocabulary has {drafter.vocab} tokens, the target's"
         f" {target.vocab}; choose a drafter that shares the target's tokens."
     )
+
+
+def _within_positions(target, drafter, most: int) -> None:
+  for model in (target, drafter):
+    if model.max_length is not None and most > model.max_length:
+      raise ValueError(
+          f"prefill: a row may grow to {most} tokens, but learned positions"
+          f" end at {model.max_length}; ask for fewer new tokens."
+      )
 
 
 def prefill(
@@ -91,13 +111,14 @@ def prefill(
     )
   if any(p is None for p in prompts):
     raise ValueError("prefill: a prompt is None; every row needs a prompt.")
-  wish = _wishes(
+  wish = wishes(
       B, target.vocab, drafter.K, max_new_tokens=max_new_tokens,
       sampling=sampling, seed=seed, eos=eos, width=width, stop_mask=stop_mask,
   )
-  texts = [_ids(p, i, target.vocab) for i, p in enumerate(prompts)]
-  _nonempty(texts)
+  texts = [token_ids(p, i, target.vocab) for i, p in enumerate(prompts)]
+  nonempty(texts)
   limits = np.array([len(t) for t in texts]) + wish["new"]
+  _within_positions(target, drafter, int(limits.max()))
   reach = max(drafter.K + 1, *chunks)
   need = int(limits.max()) + reach
   if capacity is None:
@@ -113,11 +134,14 @@ def prefill(
     raise ValueError(
         f"prefill: logprobs = {logprobs} must lie in 0..{target.vocab}."
     )
-  rows = _rows(wish, texts, np.ones(B, np.int32), target.vocab, capacity,
+  rows = host_rows(wish, texts, np.ones(B, np.int32), target.vocab, capacity,
                penalties, logprobs)
-  rows = _place(rows, stop, wish["stop_mask"])
+  if stop is not None:
+    stop = stop_tables(*stop, target.vocab)
+  rows = place(rows, stop, wish["stop_mask"])
   cache, first = target.start(rows.tokens, rows.length, capacity)
-  shape = jax.eval_shape(target, first, rows.length, cache, drafter.taps)[1]
+  run = lambda *window: target(*window, drafter.taps)[1]
+  shape = jax.eval_shape(run, first, rows.length, cache)
   features = jnp.zeros(
       (B, drafter.K + 1, shape.shape[-1]),
       shape.dtype,
@@ -139,13 +163,14 @@ def refill(
   a row's length says what is true of it. Donates `state`.
   """
   wish, texts = _checked(target, drafter, state, prompts, options)
-  _nonempty([t for t in texts if t is not None])
+  nonempty([t for t in texts if t is not None])
   begin = np.ones(len(texts), np.int32)
-  state, rest = _admit(target, state, wish, texts, begin)
+  chunks = _chunks(chunks)
+  state, rest = _admit(target, drafter, state, wish, texts, begin, chunks)
   taken = put(np.array([t is not None for t in texts]), "batch")
   blank = _first(state.rows, state.last.features)
   state = state._replace(last=engine.choose(taken, blank, state.last))
-  return _feed(target, drafter, state, rest, _chunks(chunks))
+  return _feed(target, drafter, state, rest, chunks)
 
 
 def resume(
@@ -161,8 +186,9 @@ def resume(
   old = texts_of(state)
   begin = np.array([len(o) for o in old], np.int32)
   joined = [None if t is None else o + t for o, t in zip(old, texts)]
-  state, rest = _admit(target, state, wish, joined, begin)
-  return _feed(target, drafter, state, rest, _chunks(chunks))
+  chunks = _chunks(chunks)
+  state, rest = _admit(target, drafter, state, wish, joined, begin, chunks)
+  return _feed(target, drafter, state, rest, chunks)
 
 
 def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
@@ -173,7 +199,17 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
   text only. Raises ValueError for lengths outside 1..length. Donates `state`.
   """
   rows, texts = state.rows, texts_of(state)
-  lengths = np.asarray(lengths, np.int32)
+  chunks, L = _chunks(chunks)[:1], rows.tokens.shape[1]
+  lengths = np.asarray(lengths)
+  if lengths.dtype.kind not in "iu" or lengths.shape != (len(texts),):
+    raise ValueError(
+        f"rewind: give {len(texts)} lengths, a whole number for each row."
+    )
+  if max(map(len, texts)) + chunks[0] > L:
+    raise ValueError(
+        f"rewind: a window of {chunks[0]} after the longest row does not fit"
+        f" its {L} slots; give smaller chunks."
+    )
   for i, (n, text) in enumerate(zip(lengths, texts)):
     if not 1 <= n <= len(text):
       raise ValueError(
@@ -181,28 +217,30 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
       )
   kept = [t[:n] for t, n in zip(texts, lengths)]
   short = np.maximum(lengths - 1, 1)
-  dstate = jax.jit(drafter.ingest)(target, state.draft, state.last)
+  dstate = _ingest(target, drafter, state.draft, state.last)
   zero = jnp.zeros_like(rows.length)
   prompt = np.minimum(np.asarray(rows.prompt), lengths)
   fresh = dict(
       length=put(short, "batch"),
       prompt=put(prompt, "batch"),
-      finish=zero,
+      # A row that has no budget left would write one token too many.
+      finish=jnp.where(put(lengths, "batch") >= rows.limit, BUDGET, RUNNING),
   )
   if rows.stop is not None:
     fresh["stop"] = rows.stop._replace(state=zero)
   if rows.counts is not None:
     pairs = [(t[:p], t[p:]) for t, p in zip(kept, prompt)]
-    counts = _counts(pairs, target.vocab)
+    counts = occurrences(pairs, target.vocab)
     fresh["counts"] = put(counts, "batch", None, "vocab")
   rows = rows._replace(**fresh)
   last = state.last
-  blank = Commit(last.tokens, last.features * 0, zero, rows.length)
+  nothing = jnp.zeros_like(last.features)  # what was there may be NaN
+  blank = Commit(last.tokens, nothing, zero, rows.length)
   first = _first(rows, last.features)
   last = engine.choose(put(lengths == 1, "batch"), first, blank)
   state = State(rows, state.cache, dstate, last)
   rest = [t[n:] for t, n in zip(kept, short)]
-  return _feed(target, drafter, state, rest, _chunks(chunks))
+  return _feed(target, drafter, state, rest, chunks)
 
 
 def fork(state: State, index: Sequence[int], seed) -> State:
@@ -211,17 +249,23 @@ def fork(state: State, index: Sequence[int], seed) -> State:
   Several samples of one prompt from one prefill. The state given stays
   usable. `seed` is as in `prefill`.
   """
-  index = np.asarray(index, np.int32)
-  B = state.rows.length.shape[0]
-  if index.ndim != 1 or not len(index) or index.min() < 0 or index.max() >= B:
+  index = np.asarray(index)
+  B, parts = state.rows.length.shape[0], size("batch")
+  whole = index.ndim == 1 and len(index) and index.dtype.kind in "iu"
+  if not whole or index.min() < 0 or index.max() >= B:
     raise ValueError(f"fork: index must list rows from 0 to {B - 1}.")
+  if len(index) % parts:
+    raise ValueError(
+        f"fork: {len(index)} rows do not spread over {parts} data shards."
+    )
   stop = state.rows.stop
-  tables = None if stop is None else (stop.next, stop.hit)
+  # Copied, since the loop will donate them.
+  tables = None if stop is None else (stop.next.copy(), stop.hit.copy())
   bare = state._replace(rows=_bare(state.rows))
   take = lambda x: x.at[index].get(out_sharding=_layout(x))
   out = jax.tree.map(take, bare)
   rows = _with_tables(out.rows, tables)
-  return out._replace(rows=rows._replace(key=_keys(seed, len(index))))
+  return out._replace(rows=rows._replace(key=row_keys(seed, len(index))))
 
 
 def texts_of(state: State) -> list[list[int]]:
@@ -245,33 +289,40 @@ def _checked(target, drafter, state, prompts, options):
         f"prompts: there are {len(prompts)} for {B} rows; give one a row, None"
         " for a row to leave alone."
     )
-  wish = _wishes(B, target.vocab, drafter.K, **options)
+  wish = wishes(B, target.vocab, drafter.K, **options)
   texts = [
-      None if p is None else _ids(p, i, target.vocab)
+      None if p is None else token_ids(p, i, target.vocab)
       for i, p in enumerate(prompts)
   ]
   return wish, texts
 
 
-def _admit(target, state, wish, texts, begin):
+def _admit(target, drafter, state, wish, texts, begin, chunks):
   """Rows whose text is given start with `begin` of its tokens -> (state,
   tokens still to feed)."""
   old = state.rows
   L = old.tokens.shape[1]
-  reach = max(state.last.tokens.shape[1], *CHUNKS)
-  for i, (text, new) in enumerate(zip(texts, wish["new"])):
-    if text is not None and len(text) + new + reach > L:
+  reach = max(state.last.tokens.shape[1], *chunks)
+  held = np.asarray(old.length)  # a chunk is written above every row
+  most = [
+      int(n) if text is None else len(text) + int(new)
+      for n, text, new in zip(held, texts, wish["new"])
+  ]
+  for i, n in enumerate(most):
+    if n + reach > L:
       raise ValueError(
-          f"row {i}: {len(text)} tokens, {new} new ones and a window of"
-          f" {reach} do not fit its {L} slots; prefill with a larger capacity."
+          f"row {i}: {n} tokens and a window of {reach} after them do not fit"
+          f" its {L} slots; prefill with a larger capacity, or read in"
+          " smaller chunks."
       )
+  _within_positions(target, drafter, max(most))
   logprobs = old.logprobs and old.logprobs.top.shape[-1]
   filled = [[0] if t is None else t for t in texts]
-  rows = _rows(wish, filled, begin, target.vocab, L, old.counts is not None,
+  rows = host_rows(wish, filled, begin, target.vocab, L, old.counts is not None,
                logprobs)
   _same_room(rows, old, wish)
   stop = None if old.stop is None else (old.stop.next, old.stop.hit)
-  rows = _place(rows, stop, wish["stop_mask"], old.eos.shape[1], old)
+  rows = place(rows, stop, wish["stop_mask"], old.eos.shape[1], old)
   taken = put(np.array([t is not None for t in texts]), "batch")
   merged = engine.choose(taken, _bare(rows), _bare(old))
   state = state._replace(rows=_with_tables(merged, stop))
@@ -344,173 +395,3 @@ def _chunks(chunks) -> tuple[int, ...]:
   if not chunks or chunks[0] < 1:
     raise ValueError(f"chunks = {chunks}: give positive widths.")
   return chunks
-
-
-def _ids(prompt, row: int, vocab: int) -> list[int]:
-  ids = np.asarray(prompt)
-  if ids.size == 0:
-    return []
-  if ids.ndim != 1 or ids.dtype.kind not in "iu":
-    raise ValueError(
-        f"prompt of row {row}: give a list of token ids (whole numbers), as"
-        " the tokenizer makes them."
-    )
-  if ids.min() < 0 or ids.max() >= vocab:
-    wrong = int(ids[(ids < 0) | (ids >= vocab)][0])
-    raise ValueError(
-        f"prompt of row {row}: token {wrong} is outside the vocabulary, 0 to"
-        f" {vocab - 1}."
-    )
-  return ids.tolist()
-
-
-def _nonempty(texts) -> None:
-  for i, text in enumerate(texts):
-    if not text:
-      raise ValueError(
-          f"prompt of row {i}: it is empty; give at least one token, such as"
-          " the beginning-of-text token."
-      )
-
-
-def _whole(name: str, given, B: int, least: int, most: int) -> np.ndarray:
-  """One whole number for all rows, or one a row, within bounds."""
-  x = np.asarray(given)
-  if x.dtype.kind not in "iu" or x.ndim > 1 or (x.ndim and len(x) != B):
-    raise ValueError(
-        f"{name} = {given!r}: give one whole number, or one for each of {B}"
-        " rows."
-    )
-  x = np.broadcast_to(x, (B,))
-  bad = (x < least) | (x > most)
-  if bad.any():
-    row = int(np.argmax(bad))
-    raise ValueError(
-        f"{name} = {x[row]} in row {row}; it must lie in {least}..{most}."
-    )
-  return x
-
-
-def _wishes(
-    B, vocab, K, *, max_new_tokens, sampling=None, seed=0, eos=(), width=None,
-    stop_mask=-1,
-) -> dict:
-  """The per-row options of `prefill`, checked, as host arrays."""
-  if not isinstance(sampling, Sampling):
-    sampling = samplings.params(B, vocab=vocab, **(sampling or {}))
-  ends = np.asarray(list(eos), np.int64)
-  if ends.ndim != 1 or ((ends < 0) | (ends >= vocab)).any():
-    raise ValueError(
-        f"eos = {list(eos)}: give token ids between 0 and {vocab - 1}."
-    )
-  return dict(
-      new=_whole("max_new_tokens", max_new_tokens, B, 1, 2**30),
-      sampling=sampling,
-      key=_seeds(seed, B),
-      eos=np.broadcast_to(ends, (B, len(ends))),
-      width=_whole("width", K if width is None else width, B, 0, K),
-      stop_mask=_whole("stop_mask", stop_mask, B, -(2**31), 2**31 - 1),
-  )
-
-
-def _seeds(seed, B: int) -> np.ndarray:
-  """Threefry key data [B 2]; an int gives row i the seed plus i."""
-  seeds = (
-      [(int(seed) + i) % 2**64 for i in range(B)]
-      if np.ndim(seed) == 0
-      else [int(s) for s in seed]
-  )
-  if len(seeds) != B:
-    raise ValueError(f"seed: {len(seeds)} seeds for {B} rows.")
-  if min(seeds) < 0 or max(seeds) >= 2**64 or (np.ndim(seed) == 0 and seed < 0):
-    raise ValueError(f"seed = {seed}: seeds lie between 0 and 2^64 - 1.")
-  return np.array([(s >> 32, s & 0xFFFFFFFF) for s in seeds], np.uint32)
-
-
-def _keys(seed, B: int) -> jax.Array:
-  # Named, since rbg keys are not batch-invariant.
-  return jax.random.wrap_key_data(
-      put(_seeds(seed, B), "batch", None), impl="threefry2x32"
-  )
-
-
-def _counts(pairs, vocab: int) -> np.ndarray:
-  count = lambda ids: np.bincount(np.asarray(ids, np.int64), minlength=vocab)
-  return np.stack([[count(a), count(b)] for a, b in pairs]).astype(np.int32)
-
-
-def _rows(wish, texts, begin, vocab, L, penalties, logprobs) -> Rows:
-  """Host-side Rows: texts[i] is row i's whole prompt, of which `begin` [B]
-  tokens count as committed already."""
-  B = len(texts)
-  tokens = np.zeros((B, L), np.int32)
-  for i, (text, n) in enumerate(zip(texts, begin)):
-    tokens[i, : min(n, len(text))] = text[:n]
-  length = np.array([len(t) for t in texts], np.int32)
-  zeros = lambda *shape, dtype=np.float32: np.zeros((B, L, *shape), dtype)
-  kept = None
-  if logprobs is not None:
-    kept = Logprobs(
-        zeros(), zeros(), zeros(logprobs), zeros(logprobs, dtype=np.int32)
-    )
-  return Rows(
-      tokens=tokens,
-      length=begin.astype(np.int32),
-      prompt=length,
-      limit=(length + wish["new"]).astype(np.int32),
-      finish=np.full(B, RUNNING, np.int32),
-      key=wish["key"],
-      sampling=wish["sampling"],
-      width=wish["width"].astype(np.int32),
-      eos=wish["eos"].astype(np.int32),
-      stop=None,
-      counts=_counts([(t, []) for t in texts], vocab) if penalties else None,
-      logprobs=kept,
-  )
-
-
-def _place(rows: Rows, stop, stop_mask, ends=None, old=None) -> Rows:
-  """Host Rows onto the mesh, in the shape that `old` rows already have."""
-  B = len(rows.length)
-  row = lambda x: put(x, "batch")
-  s = rows.sampling
-  bias = s.bias
-  if bias is None and old is not None and old.sampling.bias is not None:
-    bias = np.zeros(old.sampling.bias.shape, np.float32)
-  eos = np.asarray(rows.eos)
-  if ends is not None:
-    pad = ((0, 0), (0, ends - eos.shape[1]))
-    eos = np.pad(eos, pad, constant_values=-1)
-  tables = None
-  if stop is not None:
-    next_state, hit = (put(x, None, None) for x in stop)
-    zero = np.zeros(B, np.int32)
-    tables = Stop(row(zero), row(stop_mask.astype(np.int32)), next_state, hit)
-  return rows._replace(
-      tokens=put(rows.tokens, "batch", None),
-      length=row(rows.length),
-      prompt=row(rows.prompt),
-      limit=row(rows.limit),
-      finish=row(rows.finish),
-      key=jax.random.wrap_key_data(
-          put(rows.key, "batch", None), impl="threefry2x32"
-      ),
-      sampling=Sampling(
-          *map(row, s[:-1]),
-          None if bias is None else put(bias, "batch", "vocab"),
-      ),
-      width=row(rows.width),
-      eos=put(eos, "batch", None),
-      stop=tables,
-      counts=None
-      if rows.counts is None
-      else put(rows.counts, "batch", None, "vocab"),
-      logprobs=None
-      if rows.logprobs is None
-      else Logprobs(
-          *(
-              put(x, "batch", *[None] * (x.ndim - 1))
-              for x in rows.logprobs
-          )
-      ),
-  )

@@ -1,0 +1,225 @@
+"""Writes text for one prompt, or answers a file of prompts, sooner.
+
+  python launch/generate.py --prompt='def main('
+  python launch/generate.py --input=in.jsonl --output=out.jsonl
+
+Without --config, configs/embedded.py decides what no flag says. Lines of
+--input are objects with a "prompt"; "id", max_new_tokens, temperature, top_p,
+top_k, min_p, seed, stop (a part of --stop) and num_speculative_tokens may
+stand beside it. The job may be killed at any moment; the same command goes on.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import shell
+import words
+
+from specjax import jobs, metrics, requests, serve, states, stream
+from specjax.drafters.nothing import Nothing
+from specjax.types import REASONS, STOP
+
+FLAGS = dict(
+    prompt=("", "The text to go on from."),
+    input=("", "A JSONL file of prompts, for a batch job."),
+    output=("", "Where the job's lines go, in the order of --input."),
+    target=("embedded", "embedded, or a .safetensors file of train.py."),
+    drafter=("autoregressive", "autoregressive, ngram, or nothing (off)."),
+    drafter_model=("embedded", "The autoregressive drafter, as --target."),
+    num_speculative_tokens=(4, "Drafts a round, K."),
+    rule=("token", "Acceptance rule: token or block."),
+    temperature=(1.0, "0 is greedy."),
+    top_p=(1.0, "Keep the likeliest tokens of this mass; 1 is off."),
+    top_k=(0, "Keep this many tokens; 0 is off."),
+    min_p=(0.0, "Keep tokens of this share of the likeliest; 0 is off."),
+    repetition_penalty=(1.0, "Divides logits of tokens seen; 1 is off."),
+    presence_penalty=(0.0, "Taken off logits of tokens written; 0 is off."),
+    frequency_penalty=(0.0, "Taken off once for each time; 0 is off."),
+    seed=(0, "Sample i has this seed plus i, line n this plus n."),
+    max_new_tokens=(200, "Where a text ends if nothing else ends it."),
+    stop=((), "Text ends before this string, literally; may be repeated."),
+    samples=(1, "Texts of one --prompt, from one prefill."),
+    logprobs=(-1, "Report log-probs, and those of the n likeliest; -1 off."),
+    max_prompt_tokens=(2048, "A longer prompt is refused."),
+    truncate=(False, "Keep a longer prompt's end instead."),
+    compare=(False, "Run without drafts too and show both."),
+    stats=(True, "Show the summary."),
+    batch=(8, "Rows that a job answers side by side."),
+    dtype=("float32", "float32 or bfloat16."),
+    mesh=("1x1", "Data x model shards."),
+)
+# What a job's text does not depend on may differ when it goes on.
+FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
+        "samples", "target", "drafter_model")
+
+
+def main(c):
+  if bool(c.prompt) == bool(c.input) or bool(c.input) != bool(c.output):
+    raise ValueError("give --prompt, or --input together with --output.")
+  if c.input and c.samples != 1:
+    raise ValueError("--samples is for --prompt; repeat lines of --input.")
+  if not 1 <= c.samples <= 4096 or not 1 <= c.batch <= 4096:
+    raise ValueError("--samples and --batch must lie in 1..4096.")
+  with jax.set_mesh(words.mesh(c.mesh)):
+    m = words.models(c)
+    options = requests.Options(
+        max_new_tokens=c.max_new_tokens,
+        num_speculative_tokens=m.drafter.K,
+        sampling=dict(
+            temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
+            min_p=c.min_p, repetition=c.repetition_penalty,
+            presence=c.presence_penalty, frequency=c.frequency_penalty,
+        ),
+        seed=c.seed,
+        stop=tuple(dict.fromkeys(c.stop)),
+        logprobs=None if c.logprobs < 0 else c.logprobs,
+        max_prompt_tokens=c.max_prompt_tokens,
+        truncate=c.truncate,
+    )
+    columns = (job if c.input else text)(c, m, options)
+  if c.stats and columns:
+    shell.report(c.input or "summary", columns)
+
+
+def text(c, m, options):
+  """One prompt: shows text as it is written; measures by drafter."""
+  r = requests.request(c.prompt, 0, options, m.tokenizer)
+  if r.truncated:
+    print(f"prompt: its first {r.truncated} tokens are left out.",
+          file=sys.stderr)
+  rate, columns = {}, {}
+  for name, drafter in runs(c, m).items():
+    rate[name], columns[name] = write(
+        c, m, options, r, drafter, show=drafter is m.drafter
+    )
+  return beside(rate, columns)
+
+
+def runs(c, m) -> dict:
+  """The drafters to run: the one asked for, with --compare also none."""
+  baseline = {"no drafts": Nothing()} if c.compare else {}
+  return {c.drafter: m.drafter} | baseline
+
+
+def beside(rate: dict, columns: dict) -> dict:
+  """Adds the speed-up over the baseline, when both were run."""
+  if len(columns) == 2:
+    (name, ours), (_, plain) = rate.items()
+    columns[name]["speed-up"] = f"{ours / plain:.2f}x" if plain else "-"
+  return columns
+
+
+def write(c, m, options, r, drafter, show: bool):
+  """Streams samples of one request -> (tokens/s, measures)."""
+  started = time.monotonic()
+  next(stream.stream(  # compiles what is timed below
+      m.target, drafter, begin(c, m, options, r, drafter), rule=m.rule
+  ))
+  compiling = time.monotonic() - started
+  started = time.monotonic()
+  state = begin(c, m, options, r, drafter)
+  readers = [m.tokenizer.stream() for _ in range(c.samples)]
+  shown = [stream.Visible(options.stop) for _ in range(c.samples)]
+  parts = [[] for _ in range(c.samples)]
+  first, early = None, 0
+  for event in stream.stream(m.target, drafter, state, rule=m.rule):
+    if first is None:
+      first, early = time.monotonic(), sum(map(len, event.tokens))
+    for i, new in enumerate(event.tokens):
+      parts[i].append(shown[i].push(readers[i].push(new)))
+    if show and c.samples == 1:
+      print(parts[0][-1], end="", flush=True)
+  ended = time.monotonic()
+  for i, finish in enumerate(event.finish):
+    rest = shown[i].push(readers[i].flush())
+    parts[i].append(rest + shown[i].close(finish == STOP))
+  if show:
+    tell(c, m, parts, event)
+  figures = metrics.summary(event.tally)
+  later, spent = figures["emitted"] - early, ended - first
+  rate = later / spent if later else 0.0
+  return rate, {
+      "tokens/s after the first": f"{rate:.1f}" if rate else "-",
+      "time to first token": f"{1e3 * (first - started):.0f} ms",
+      "finish": ", ".join(dict.fromkeys(REASONS[f] for f in event.finish)),
+      **shell.figures(figures),
+      "compiling, apart": f"{compiling:.1f} s",
+  }
+
+
+def begin(c, m, options, r, drafter):
+  """The prompt read once, as many rows as there are samples."""
+  state = states.prefill(
+      m.target, drafter, [r.tokens], max_new_tokens=r.new,
+      sampling=r.sampling, seed=r.seed, eos=m.tokenizer.eos,
+      stop=serve.tables(options, m.tokenizer, m.target.vocab),
+      logprobs=options.logprobs,
+  )
+  return state if c.samples == 1 else states.fork(
+      state, [0] * c.samples, r.seed
+  )
+
+
+def tell(c, m, parts, event):
+  """What streaming has not shown: a text's end, samples, log-probs."""
+  outputs = states.outputs_of(event.state)
+  kept = jax.device_get(event.state.rows.logprobs)
+  begins = event.state.rows.prompt
+  for i, pieces in enumerate(parts):
+    if c.samples > 1:
+      print(f"--- sample {i}: {REASONS[event.finish[i]]}")
+    print("".join(pieces) if c.samples > 1 else pieces[-1])
+    if kept is not None:
+      rows = [x[i, int(begins[i]) :] for x in kept]
+      for entry in serve.likelihoods(outputs[i], rows, m.tokenizer):
+        print(json.dumps(entry, ensure_ascii=False))
+
+
+def job(c, m, options):
+  """Answers --input's lines into --output; measures of this session."""
+  settings = {k: c[k] for k in FLAGS if k not in FREE} | m.prints
+  meters = {name: serve.Meter() for name in runs(c, m)}
+  asked = []
+
+  def answers(requests, longest, drafter=m.drafter, meter=meters[c.drafter]):
+    return serve.serve(
+        m.target, drafter, m.tokenizer, requests, options=options,
+        batch=c.batch, longest=longest, rule=m.rule, meter=meter,
+    )
+
+  def noted(requests, longest):
+    keep = lambda r: asked.append((r, longest)) or r
+    return answers(map(keep, requests) if c.compare else requests, longest)
+
+  with jobs.interruptible() as stopped, shell.bar(c.output) as tick:
+    new = jobs.run(
+        c.input, c.output, settings, noted, options=options,
+        tokenizer=m.tokenizer, tick=tick, stopped=stopped,
+    )
+  if not new:
+    print(f"{c.output}: all lines are there.", file=sys.stderr)
+    return {}
+  if c.compare:  # the same lines without drafts, written nowhere
+    plain = [r._replace(width=0) for r, _ in asked]
+    for _ in answers(plain, asked[0][1], Nothing(), meters["no drafts"]):
+      pass
+  rate, columns = {}, {}
+  for name, meter in meters.items():
+    if meter.tally is None:
+      return {}
+    figures = metrics.summary(meter.tally)
+    rate[name] = figures["emitted"] / meter.seconds
+    columns[name] = {
+        "tokens/s": f"{rate[name]:.1f}",
+        **shell.figures(figures),
+        "compiling, apart": f"{meter.compiling:.1f} s",
+    }
+  return beside(rate, columns)
+
+
+if __name__ == "__main__":
+  file = pathlib.Path(__file__).parent / "../configs/embedded.py"
+  shell.run(main, FLAGS, str(file))

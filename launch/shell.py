@@ -1,0 +1,174 @@
+"""What the scripts share: flags over config, one-sentence errors, a report."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+from rich import console, progress, table
+
+from specjax.jobs import Stopped
+
+screen = console.Console(stderr=True)  # stdout is for text alone
+
+
+def define(names: dict[str, tuple]) -> None:
+  """Defines flags from name -> (default, help); unset ones stay None."""
+  kinds = {
+      bool: flags.DEFINE_bool,
+      int: flags.DEFINE_integer,
+      float: flags.DEFINE_float,
+      str: flags.DEFINE_string,
+      tuple: flags.DEFINE_multi_string,
+  }
+  for name, (default, text) in names.items():
+    shown = "none" if default in ("", ()) else default
+    # Named as the script's own flags, so that --help lists them.
+    kinds[type(default)](
+        name, None, f"{text} [{shown}]", module_name=sys.argv[0]
+    )
+
+
+def settings(
+    names: dict[str, tuple], config: ConfigDict, given: dict
+) -> ConfigDict:
+  """Defaults, the config over them, the flags given over both.
+
+  Raises ValueError for a config's name or type that no flag has.
+  """
+  c = {name: default for name, (default, _) in names.items()}
+  for name, value in config.items():
+    if name not in c:
+      raise ValueError(
+          f"--config: {name!r} is unknown; its names are those of the flags:"
+          f" {', '.join(c)}."
+      )
+    kind = type(c[name])
+    value = tuple(value) if isinstance(value, list) else value
+    if kind is float and type(value) is int:
+      value = float(value)
+    if type(value) is not kind:
+      raise ValueError(
+          f"--config: {name} = {value!r} is no {kind.__name__}, as"
+          f" {c[name]!r} is."
+      )
+    c[name] = value
+  for name, value in given.items():
+    if value is not None:
+      c[name] = tuple(value) if isinstance(value, list) else value
+  return ConfigDict(c)
+
+
+def run(
+    main: Callable[[ConfigDict], None], names: dict[str, tuple], config=None
+) -> None:
+  """Runs a script on its settings; `config` is the default file's path.
+
+  What a user can put right ends it in one sentence, with a code of 1 or, when
+  it was asked to end, 130.
+  """
+  define(names)
+  file = config_flags.DEFINE_config_file(
+      "config", config, "A Python file with get_config(); flags win over it.",
+      lock_config=True,
+  )
+  flags.declare_key_flag("config")
+
+  def alone(argv):
+    if argv[1:]:
+      raise ValueError(f"{argv[1]!r} is no flag; see --help.")
+    given = {name: flags.FLAGS[name].value for name in names}
+    main(settings(names, file.value or ConfigDict(), given))
+
+  cache = os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")
+  jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+  logging.set_verbosity(logging.WARNING)
+  try:
+    app.run(alone)
+  except Stopped as ended:
+    _leave(str(ended), 130)
+  except KeyboardInterrupt:
+    _leave("interrupted.", 130)
+  except BrokenPipeError:  # the reader of our text has left
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+  except Exception as error:
+    if os.environ.get("SPECJAX_DEBUG") or not _mistake(error):
+      raise
+    _leave(str(error), 1)
+
+
+def _mistake(error: Exception) -> bool:
+  """Whether a user can put it right: our sentences, files, a config's keys."""
+  if isinstance(error, (ValueError, OSError)):
+    return True
+  frame, names = error.__traceback__, set()
+  while frame:
+    names.add(frame.tb_frame.f_globals.get("__name__", ""))
+    frame = frame.tb_next
+  return any("config_flags" in name for name in names)
+
+
+def _leave(sentence: str, code: int) -> None:
+  sys.stdout.flush()
+  sentence = " ".join(sentence.split())  # some libraries' errors have lines
+  print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr)
+  sys.exit(code)
+
+
+@contextlib.contextmanager
+def bar(label: str) -> Iterator[Callable[[int, int], None]]:
+  """A `tick(done, total)`: a bar on a terminal, else a line now and then."""
+  if screen.is_terminal:
+    columns = (
+        progress.TextColumn(label), progress.BarColumn(),
+        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=screen) as shown:
+      task = shown.add_task(label, total=None)
+      yield lambda done, total: shown.update(
+          task, completed=done, total=total
+      )
+    return
+  last = [float("-inf")]
+
+  def tick(done, total):
+    if done == total or time.monotonic() - last[0] > 10:
+      last[0] = time.monotonic()
+      print(f"{label}: {done}/{total} lines", file=sys.stderr, flush=True)
+
+  yield tick
+
+
+def report(title: str, columns: dict[str, dict[str, str]]) -> None:
+  """Prints name -> {measure: value} side by side."""
+  out = table.Table(title=title)
+  out.add_column("")
+  for name in columns:
+    out.add_column(name, justify="right")
+  measures = dict.fromkeys(m for c in columns.values() for m in c)
+  for measure in measures:
+    out.add_row(measure, *(c.get(measure, "") for c in columns.values()))
+  screen.print(out)
+
+
+def figures(summary: dict) -> dict[str, str]:
+  """`metrics.summary` in words; drafts' measures only where there were any."""
+  out = {
+      "tokens": f"{summary['emitted']}",
+      "target passes": f"{summary['rounds']}",
+      "acceptance length": f"{summary['acceptance_length']:.2f}",
+  }
+  if summary["drafted"]:
+    by = " ".join(f"{x:.2f}" for x in summary["conditional"])
+    out |= {
+        "acceptance by position": by,
+        "accepted / judged": f"{summary['reached_rate']:.3f}",
+        "mean sum min(p, q)": f"{summary['overlap']:.3f}",
+    }
+  return out

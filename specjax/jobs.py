@@ -1,0 +1,201 @@
+"""A batch job of JSONL lines that can be killed and started again.
+
+Line n of the output answers line n of the input, in order, once. What is
+written is never touched again, so the output itself tells how far the job
+came; a header beside it tells whether it is the same job.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+from specjax.requests import Options, Request, lines, parse, survey
+from specjax.serve import Answers
+
+
+class Stopped(Exception):
+  """The job was asked to end; what it has finished is written."""
+
+
+def run(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    settings: dict[str, Any],
+    answers: Callable[[Iterator[Request], int], Iterator[Answers]],
+    *,
+    options: Options,
+    tokenizer,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+  """Answers the lines of `source` that `output` lacks; how many those were.
+
+  `answers(requests, longest)` is `serve` with its models. `settings` is what
+  the text depends on: an output made with others, or from another input, is
+  refused. `tick(done, total)` follows what is safely on disk. Raises
+  ValueError in one sentence, Stopped once `stopped()` and all is written.
+  """
+  source, output = pathlib.Path(source), pathlib.Path(output)
+  if not source.is_file():
+    raise ValueError(f"{source}: no such input file; give a JSONL file.")
+  if output.exists() and output.samefile(source):
+    raise ValueError(f"{output}: the output is the input; choose another name.")
+  with open(source, "rb") as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+  with _opened(output, {"input": digest, **settings}) as (file, done):
+    total, longest = survey(source, options, tokenizer)
+    if done > total:
+      raise ValueError(
+          f"{output}: it has {done} lines for {total} of the input; choose"
+          " another output."
+      )
+    tick(done, total)
+    if done == total:
+      return 0
+    rest = (
+        parse(raw, line, options, tokenizer)
+        for line, raw in lines(source)
+        if line > done
+    )
+    first = done
+    for out in _in_order(answers(rest, longest), done + 1):
+      if out:
+        file.write(b"".join(map(_encode, out)))
+        file.flush()
+        os.fsync(file.fileno())
+        done += len(out)
+        tick(done, total)
+      if stopped():
+        raise Stopped(
+            f"{output}: stopped with {done} of {total} lines written; the same"
+            " command goes on from there."
+        )
+  return done - first
+
+
+def _in_order(answers: Iterable[Answers], line: int) -> Iterator[list[dict]]:
+  """Holds answers back until all before them are there."""
+  waiting = {}
+  for some in answers:
+    waiting.update(some)
+    out = []
+    while line in waiting:
+      out.append(waiting.pop(line))
+      line += 1
+    yield out
+
+
+def _encode(record: dict) -> bytes:
+  try:
+    text = json.dumps(record, ensure_ascii=False).encode("utf-8")
+  except UnicodeEncodeError:  # JSON may hold half of a surrogate pair
+    text = json.dumps(record).encode("ascii")
+  return text + b"\n"
+
+
+@contextlib.contextmanager
+def _opened(
+    output: pathlib.Path, header: dict
+) -> Iterator[tuple[BinaryIO, int]]:
+  """The output, locked and at its end, and the number of lines it has.
+
+  Its header goes to `<output>.job` before the first line is written.
+  """
+  if output.exists() and not output.is_file():
+    raise ValueError(f"{output}: it is not a regular file; name another.")
+  if not output.parent.is_dir():
+    raise ValueError(f"{output}: its folder does not exist; create it first.")
+  with open(output, "a+b") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise ValueError(
+          f"{output}: another process is writing it; wait for that, or choose"
+          " another output."
+      ) from None
+    beside = output.with_name(output.name + ".job")
+    if file.seek(0, os.SEEK_END):
+      _same_job(output, beside, header)
+    else:
+      _write_header(beside, header)
+    yield file, _finished(output, file)
+
+
+def _write_header(path: pathlib.Path, header: dict) -> None:
+  """Whole or not at all: written aside, then moved."""
+  aside = path.with_name(path.name + ".new")
+  with open(aside, "w", encoding="utf-8") as file:
+    json.dump(header, file, indent=2)
+    file.flush()
+    os.fsync(file.fileno())
+  aside.replace(path)
+  folder = os.open(path.parent, os.O_RDONLY)
+  os.fsync(folder)
+  os.close(folder)
+
+
+def _same_job(output: pathlib.Path, beside: pathlib.Path, header: dict) -> None:
+  try:
+    old = json.loads(beside.read_text("utf-8"))
+    old.keys()
+  except (OSError, ValueError, AttributeError):
+    raise ValueError(
+        f"{output}: it is not empty and no job's output ({beside.name} is not"
+        " readable); choose another output."
+    ) from None
+  header = json.loads(json.dumps(header))  # as it would be read back
+  for name in sorted(header.keys() | old.keys()):
+    was, now = old.get(name), header.get(name)
+    if was == now:
+      continue
+    if name == "input":
+      raise ValueError(
+          f"{output}: it answers an input of other content; choose another"
+          " output, or remove it to begin anew."
+      )
+    raise ValueError(
+        f"{output}: it was begun with {name} = {was!r} and not {now!r}; repeat"
+        " that, or choose another output."
+    )
+
+
+def _finished(output: pathlib.Path, file: BinaryIO) -> int:
+  """Cuts off a torn last line and counts the others."""
+  count = end = 0
+  file.seek(0)
+  for raw in file:
+    if not raw.endswith(b"\n"):
+      break
+    count, end = count + 1, end + len(raw)
+    if not raw.startswith(b'{"line": %d,' % count):
+      raise ValueError(
+          f"{output}: its line {count} was not written by this job; choose"
+          " another output, or remove it to begin anew."
+      )
+  file.truncate(end)
+  return count
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+  """Turns SIGTERM and ctrl-C into a question; a second one ends at once."""
+  asked, old = [], {}
+
+  def ask(number, frame):
+    asked.append(number)
+    for each, handler in old.items():
+      signal.signal(each, handler)
+
+  for number in (signal.SIGTERM, signal.SIGINT):
+    old[number] = signal.signal(number, ask)
+  try:
+    yield lambda: bool(asked)
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)

@@ -1,0 +1,189 @@
+"""A batch kept full: rows that finish are refilled from a queue of requests."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+import numpy as np
+
+from specjax import engine, rules, states
+from specjax.requests import Options, Request
+from specjax.text import cut_at_stop, stop_table
+from specjax.types import BUDGET, REASONS, RUNNING, STOP, Tally
+
+CHUNK = 64  # one width, so that a prompt is read alike beside any other
+ROUNDS = 32  # before the host looks up, for progress and signals
+GROUP = 256  # refused lines written at once
+
+Answers = list[tuple[int, dict]]  # line numbers and what to write for them
+
+
+class Meter:
+  """Sums of what a job did: a Tally, seconds of work, seconds of compiling."""
+
+  def __init__(self):
+    self.tally, self.seconds, self.compiling = None, 0.0, 0.0
+
+  def add(self, tally: Tally, seconds: float) -> None:
+    """Adds what some rounds did; `seconds` since the last call."""
+    tally = jax.tree.map(np.asarray, tally)
+    old = self.tally
+    self.tally = tally if old is None else jax.tree.map(np.add, old, tally)
+    self.seconds += seconds
+
+
+def serve(
+    target,
+    drafter,
+    tokenizer,
+    requests: Iterable[Request],
+    *,
+    options: Options,
+    batch: int,
+    longest: int,
+    rule: Callable = rules.token,
+    meter: Meter | None = None,
+) -> Iterator[Answers]:
+  """Answers requests as rows finish, refilling a batch of `batch` rows.
+
+  `longest` bounds the tokens of a request (`survey`). A row's text depends on
+  its request alone, not on its place or its neighbours. Yields a list, empty
+  at times, every few rounds, so that the caller can look at the clock.
+  """
+  meter = Meter() if meter is None else meter
+  began = time.monotonic()
+  state = None
+  if longest:  # else no request can be answered
+    state = _seats(
+        target, drafter, tokenizer, options, batch, longest, rule
+    )
+  meter.compiling += time.monotonic() - began
+  queue, more = iter(requests), True
+  seats: list[Request | None] = [None] * batch
+  spent = np.zeros(batch, np.int64)
+  # One prefill reads all new rows at the cost of one, so a few are awaited.
+  enough = max(1, batch // 4)
+  began = time.monotonic()
+  while True:
+    free = [i for i, seat in enumerate(seats) if seat is None]
+    fresh, out = {}, []
+    while more and len(free) >= enough and len(fresh) < len(free):
+      r = next(queue, None)
+      more = r is not None
+      if more and r.error is None:
+        fresh[free[len(fresh)]] = r
+      elif more:
+        out.append((r.line, {"line": r.line, **r.echo, "error": r.error}))
+        if len(out) == GROUP:
+          yield out
+          out = []
+    if fresh:
+      state = _seat(
+          target, drafter, state, fresh, options, tokenizer.eos
+      )
+      for i, r in fresh.items():
+        seats[i], spent[i] = r, 0
+    if not any(seats):
+      yield out
+      return
+    state, tally = engine.generate(
+        target, drafter, state, rule=rule,
+        idle=enough - 1 if more else batch - 1, rounds=ROUNDS,
+    )
+    finish = np.asarray(state.rows.finish)
+    now = time.monotonic()
+    meter.add(tally, now - began)
+    began = now
+    spent += np.asarray(tally.info.rounds)
+    done = [i for i, r in enumerate(seats) if r and finish[i] != RUNNING]
+    if done:
+      outputs = states.outputs_of(state)
+      logprobs = jax.device_get(state.rows.logprobs)
+    for i in done:
+      r, seats[i] = seats[i], None
+      record = answer(r, outputs[i], int(finish[i]), tokenizer)
+      record["rounds"] = int(spent[i])
+      if options.logprobs is not None:
+        rows = [x[i, len(r.tokens) :] for x in logprobs]
+        record["logprobs"] = likelihoods(outputs[i], rows, tokenizer)
+      out.append((r.line, record))
+    yield out
+
+
+def tables(options: Options, tokenizer, vocab: int):
+  """The automaton of the stop strings, or None, for a vocabulary that may be
+  padded past the tokenizer's."""
+  if not options.stop:
+    return None
+  names = tokenizer.token_bytes()
+  return stop_table(options.stop, [*names, *[b""] * (vocab - len(names))])
+
+
+def _seats(target, drafter, tokenizer, options, batch, longest, rule):
+  """A state of finished rows, everything it will need compiled."""
+  reach = max(drafter.K + 1, CHUNK)
+  shared = dict(
+      max_new_tokens=1, sampling=options.sampling, eos=tokenizer.eos,
+      chunks=(CHUNK,),
+  )
+  state = states.prefill(
+      target, drafter, [[0]] * batch, logprobs=options.logprobs,
+      stop=tables(options, tokenizer, target.vocab),
+      capacity=states.bucket(longest, reach), **shared,
+  )
+  state = states.refill(target, drafter, state, [[0, 0]] * batch, **shared)
+  rows = state.rows._replace(finish=state.rows.finish + BUDGET)
+  state = state._replace(rows=rows)
+  return engine.generate(
+      target, drafter, state, rule=rule, idle=batch - 1, rounds=0
+  )[0]
+
+
+def _seat(target, drafter, state, fresh, options, eos):
+  """Gives the free rows in `fresh` their requests."""
+  batch = state.rows.length.shape[0]
+  rows = [fresh.get(i) for i in range(batch)]
+  some = next(iter(fresh.values()))  # stands in for rows left alone
+  full = [r or some for r in rows]
+  bits = [sum(1 << options.stop.index(s) for s in set(r.stop)) for r in full]
+  fields = some.sampling
+  return states.refill(
+      target, drafter, state, [r and r.tokens for r in rows],
+      max_new_tokens=[r.new for r in full],
+      sampling={k: [r.sampling[k] for r in full] for k in fields},
+      seed=[r.seed for r in full],
+      width=[r.width for r in full],
+      eos=eos,
+      stop_mask=bits,
+      chunks=(CHUNK,),
+  )
+
+
+def answer(r: Request, tokens: list[int], finish: int, tokenizer) -> dict:
+  """What to write for a finished row; its text ends before a stop string."""
+  text = tokenizer.decode(tokens, start=False)
+  if finish == STOP:
+    text = cut_at_stop(text, r.stop)
+  left_out = {"truncated": r.truncated} if r.truncated else {}
+  return {
+      "line": r.line, **r.echo, **left_out, "text": text,
+      "tokens": len(tokens), "finish": REASONS[finish],
+  }
+
+
+def likelihoods(tokens: list[int], rows, tokenizer) -> list[dict]:
+  """Log-probs of emitted tokens for JSON; `rows` = fields of Logprobs, [N ...]
+  from the first emitted token on. `logprob` is under the sampling law, `raw`
+  and `top` under the unmodified model; null for what is not finite."""
+  number = lambda x: round(float(x), 5) if math.isfinite(x) else None
+  return [
+      {
+          "token": token,
+          "text": tokenizer.decode([token], start=False),
+          "logprob": number(sampled),
+          "raw": number(raw),
+          "top": [[int(t), number(x)] for t, x in zip(ids, top)],
+      }
+      for token, sampled, raw, top, ids in zip(tokens, *rows)
+  ]

@@ -1,0 +1,91 @@
+"""Attention over static prefixes against plain numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.attention import attend, visible
+from specjax.types import KV
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+B, H, K, D, S = 2, 4, 2, 8, 256
+
+
+def reference(q, kv, pos, window, scale, cap):
+  q, k, v = (np.asarray(x, np.float64) for x in (q, *kv))
+  out = np.zeros(q.shape)
+  for b, t, h in np.ndindex(*q.shape[:3]):
+    p = pos[b, t]
+    first = max(0, p - window + 1) if window else 0
+    keys, values = (x[b, h // (H // K), first : p + 1] for x in (k, v))
+    score = keys @ q[b, t, h] * scale
+    score = cap * np.tanh(score / cap) if cap else score
+    weight = np.exp(score - score.max())
+    out[b, t, h] = weight / weight.sum() @ values
+  return out
+
+
+def arrays(T, slots=S, seed=0):
+  rng = np.random.default_rng(seed)
+  make = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+  q, kv = make(B, T, H, D), KV(make(B, K, slots, D), make(B, K, slots, D))
+  return q, kv
+
+
+@pytest.mark.parametrize("window, cap", [(0, 0.0), (5, 0.0), (0, 2.0)])
+def test_attention_is_that_of_numpy_at_every_prefix_border(window, cap):
+  run = jax.jit(
+      lambda q, kv, pos: attend(
+          q, kv, pos, window=window, scale=0.4, cap=cap
+      )
+  )
+  q, kv = arrays(3)
+  for start in ([0, 0], [61, 3], [62, 10], [125, 0], [126, 70], [253, 128]):
+    pos = np.array(start)[:, None] + np.arange(3)
+    want = reference(q, kv, pos, window, 0.4, cap)
+    np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("rubbish", [np.nan, np.inf, 1e30])
+def test_slots_above_the_window_may_hold_anything(rubbish):
+  run = jax.jit(lambda q, kv, pos: attend(q, kv, pos, scale=1.0))
+  q, kv = arrays(3)
+  pos = np.array([[4, 5, 6], [61, 62, 63]])
+  above = np.arange(S) > pos[:, -1:]
+  dirty = KV(*(np.where(above[:, None, :, None], rubbish, x) for x in kv))
+  np.testing.assert_array_equal(run(q, dirty, pos), run(q, kv, pos))
+
+
+def test_few_slots_need_no_switch_and_many_have_a_few_prefixes():
+  text = {}
+  for slots in (128, 129, 640):
+    q, kv = arrays(1, slots)
+    pos = np.zeros((B, 1), np.int32)
+    text[slots] = str(
+        jax.make_jaxpr(lambda *a: attend(*a, scale=1.0))(q, kv, pos)
+    )
+  assert "cond" not in text[128]
+  assert "cond" in text[129]
+  for n in (128, 512, 640):
+    assert f"f32[{B},{K},{n},{D}]" in text[640]
+
+
+def test_one_token_sees_itself():
+  q, kv = arrays(1, 64)
+  q, kv = jax.tree.map(jnp.asarray, (q, kv))
+  out = attend(q, kv, jnp.zeros((B, 1), jnp.int32), scale=1.0)
+  want = np.repeat(np.asarray(kv.v)[:, :, 0], H // K, 1)
+  np.testing.assert_allclose(out[:, 0], want, rtol=1e-6)
+
+
+def test_visible_counts_the_query_in_its_window():
+  pos = jnp.array([[3, 4]])
+  np.testing.assert_array_equal(
+      visible(pos, 6, 0)[0, 0, 0].astype(int),
+      [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]],
+  )
+  np.testing.assert_array_equal(
+      visible(pos, 6, 2)[0, 0, 0].astype(int),
+      [[0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]],
+  )
