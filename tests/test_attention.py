@@ -67,7 +67,7 @@ def test_few_slots_need_no_switch_and_many_have_a_few_prefixes():
     )
   assert "cond" not in text[128]
   assert "cond" in text[129]
-  for n in (128, 512, 640):
+  for n in (128, 256, 512, 640):
     assert f"f32[{B},{K},{n},{D}]" in text[640]
 
 

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import engine, rules, testing
+from specjax import engine, rules, states, testing
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
-from specjax.rules import block, token
 from specjax.rules.base import first_failure, judge, last_pass
+from specjax.rules.block import terms as block_terms
+from specjax.rules.token import terms as token_terms
 from specjax.sampling import draw, log_probs
 from specjax.testing import Bigram, Table
 from specjax.types import Draft
@@ -55,7 +56,7 @@ def test_sound_pair_has_the_law_under_the_block_rule():
 
 def test_extra_token_drawn_from_p_fails_check_rule():
   def terms(draft, p):
-    return token.terms(draft, p)._replace(residual=p)
+    return token_terms(draft, p)._replace(residual=p)
 
   testing.check_rule(rules.token, testing.cases(3, 2))
   with pytest.raises(AssertionError, match="rule"):
@@ -162,7 +163,7 @@ def test_keys_by_position_under_the_block_rule_fail_check_law(monkeypatch):
   with pytest.raises(AssertionError, match="law"):
     law(
         KeysByPosition(V, K),
-        rule=partial(judge_by_position, block.terms, last_pass),
+        rule=partial(judge_by_position, block_terms, last_pass),
         rows=131_072,
     )
 
@@ -237,7 +238,7 @@ def test_bfloat16_draw_fails_check_arrays():
 
 def test_zero_coin_taking_an_impossible_token_fails_check_coin():
   def terms(draft, p):  # u <= p / q, where u is zero
-    out = token.terms(draft, p)
+    out = token_terms(draft, p)
     return out._replace(num=out.num + 1e-30)
 
   testing.check_coin(rules.token)
@@ -247,7 +248,7 @@ def test_zero_coin_taking_an_impossible_token_fails_check_coin():
 
 def test_epsilon_in_the_residual_fails_check_residual():
   def terms(draft, p):
-    out = token.terms(draft, p)
+    out = token_terms(draft, p)
     return out._replace(residual=out.residual + 1e-10)
 
   testing.check_residual(rules.token)
@@ -260,7 +261,7 @@ def test_chunk_wider_than_the_reach_fails_check_capacity(monkeypatch):
   testing.check_capacity(target, Bigram(V, K))
   # `reach` forgets the chunks and takes the drafter's K + 1 alone.
   short = lambda *x: x[0] if len(x) > 1 else max(x[0])
-  monkeypatch.setattr(prefill, "max", short, raising=False)
+  monkeypatch.setattr(states, "max", short, raising=False)
   with pytest.raises(AssertionError, match="state: after a prompt"):
     testing.check_capacity(target, Bigram(V, K))
 
