@@ -144,26 +144,22 @@ def penalised(s: Sampling) -> bool:
   )
 
 
-def draw(keys: jax.Array, logp: jax.Array) -> jax.Array:
-  """The only function that draws: keys [B], logp [B V] -> tokens [B].
+def draw_one(key: jax.Array, logp: jax.Array) -> jax.Array:
+  """A token of the law logp [V]. Nothing else in the package draws.
 
   float32 and mode "high": the default mode drew a token of probability 2e-8
   0 times of 50 expected (`tests/laws/test_planted.py` shows it).
   """
+  token = jax.random.categorical(key, logp.astype(jnp.float32), mode="high")
+  return token.astype(jnp.int32)
+
+
+def draw(keys: jax.Array, logp: jax.Array) -> jax.Array:
+  """keys [B], logp [B V] -> tokens [B], each as `draw_one` draws it."""
   # A single possible token needs no noise, half of a small drafter's time.
   drawn = jnp.any(jnp.sum(logp > -jnp.inf, -1) > 1)
-  return jax.lax.cond(drawn, _drawn, _likeliest, keys, logp)
-
-
-def _drawn(keys, logp):
-  one = lambda key, row: jax.random.categorical(
-      key, row.astype(jnp.float32), mode="high"
-  )
-  return jax.vmap(one)(keys, logp).astype(jnp.int32)
-
-
-def _likeliest(keys, logp):
-  return jnp.argmax(logp, -1).astype(jnp.int32)
+  likeliest = lambda keys, logp: jnp.argmax(logp, -1).astype(jnp.int32)
+  return jax.lax.cond(drawn, jax.vmap(draw_one), likeliest, keys, logp)
 
 
 def log_probs(logits, rows: Rows, ahead, drafted=None, mask=None):

@@ -261,6 +261,15 @@ def test_half_a_surrogate_pair_can_be_answered(folder):
 
 
 def test_signals_become_a_question():
+  # A shell's background job ignores ctrl-C from the start.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    _asked_twice()
+  finally:
+    signal.signal(signal.SIGINT, before)
+
+
+def _asked_twice():
   with jobs.interruptible() as stopped:
     assert not stopped()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -408,4 +417,4 @@ def test_a_killed_job_ends_as_an_unbroken_one(tmp_path):
     assert "Stopped" in said if number == signal.SIGTERM else True
   assert kills == 3
   assert out.read_bytes() == (tmp_path / "whole").read_bytes()
-  assert np.all([json.loads(x)["tokens"] for x in open(out)])
+  assert np.all([json.loads(x)["tokens"] for x in out.read_text().splitlines()])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from specjax.sampling import draw
+from specjax.sampling import draw_one
 from specjax.types import Draft
 
 
@@ -78,6 +78,6 @@ def judge(terms: Callable, count: Callable, key, draft: Draft, logp):
   row = lambda m: jnp.sum(jnp.where(here[:, None], m, 0), 0)
   left = row(residual)
   left = jnp.where(jnp.sum(left) > 0, left, row(p))
-  token = draw(extra[None], jnp.log(left)[None])[0]
+  token = draw_one(extra, jnp.log(left))
   tokens = jnp.where(here, token, jnp.pad(draft.tokens, (0, 1)))
   return tokens, n + 1

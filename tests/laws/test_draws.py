@@ -17,7 +17,7 @@ def test_a_flat_tail_is_drawn():
 
 @pytest.mark.slow
 def test_a_flatter_tail_is_drawn():
-  testing.check_tail(each=1e-8, draws=64_000, seed=1)
+  testing.check_tail(each=1e-8, draws=32_000, seed=1)
 
 
 @pytest.mark.parametrize("rule", RULES)
