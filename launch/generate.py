@@ -58,7 +58,9 @@ FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
 
 def main(c):
   if bool(c.prompt) == bool(c.input) or bool(c.input) != bool(c.output):
-    raise ValueError("give --prompt, or --input together with --output.")
+    raise ValueError(
+        "give a --prompt that is not empty, or --input together with --output."
+    )
   if c.input and c.samples != 1:
     raise ValueError("--samples is for --prompt; repeat lines of --input.")
   if not 1 <= c.samples <= 4096 or not 1 <= c.batch <= 4096:
@@ -90,11 +92,15 @@ def text(c, m, options):
   if r.truncated:
     print(f"prompt: its first {r.truncated} tokens are left out.",
           file=sys.stderr)
-  rate, columns = {}, {}
+  print("compiling, which a later start finds done ...", file=sys.stderr)
+  rate, columns, texts = {}, {}, {}
   for name, drafter in runs(c, m).items():
-    rate[name], columns[name] = write(
+    rate[name], columns[name], texts[name] = write(
         c, m, options, r, drafter, show=drafter is m.drafter
     )
+  if c.compare and c.temperature == 0:
+    ours, plain = texts.values()
+    columns[c.drafter]["same text"] = "yes" if ours == plain else "no"
   return beside(rate, columns)
 
 
@@ -113,7 +119,7 @@ def beside(rate: dict, columns: dict) -> dict:
 
 
 def write(c, m, options, r, drafter, show: bool):
-  """Streams samples of one request -> (tokens/s, measures)."""
+  """Streams samples of one request -> (tokens/s, measures, tokens)."""
   started = time.monotonic()
   next(stream.stream(  # compiles what is timed below
       m.target, drafter, begin(c, m, options, r, drafter), rule=m.rule
@@ -147,7 +153,7 @@ def write(c, m, options, r, drafter, show: bool):
       "finish": ", ".join(dict.fromkeys(REASONS[f] for f in event.finish)),
       **shell.figures(figures),
       "compiling, apart": f"{compiling:.1f} s",
-  }
+  }, states.outputs_of(event.state)
 
 
 def begin(c, m, options, r, drafter):

@@ -347,8 +347,8 @@ def generate(
   Leaves early after `rounds` rounds, or when more than `idle` rows have
   finished (to refill them). The state is donated: pass it once.
   """
-  if idle is None:
-    idle = state.rows.length.shape[0] - 1
+  most = state.rows.length.shape[0] - 1
+  idle = most if idle is None else jnp.minimum(idle, most)
 
   def going(carry):
     state, tally = carry

@@ -48,7 +48,7 @@ def nonempty(texts) -> None:
       )
 
 
-def _whole(name: str, given, B: int, least: int, most: int) -> np.ndarray:
+def whole(name: str, given, B: int, least: int, most: int) -> np.ndarray:
   """One whole number for all rows, or one a row, within bounds."""
   x = _array(given)
   if x.dtype.kind not in "iu" or x.ndim > 1 or (x.ndim and len(x) != B):
@@ -71,6 +71,11 @@ def wishes(
     stop_mask=-1,
 ) -> dict:
   """The per-row options of `prefill`, checked, as host arrays."""
+  if sampling is not None and not isinstance(sampling, Sampling | dict):
+    raise ValueError(
+        f"sampling = {sampling!r}: give a dict of fields, or what"
+        " specjax.sampling.params made."
+    )
   if not isinstance(sampling, Sampling):
     sampling = samplings.params(B, vocab=vocab, **(sampling or {}))
   elif len(sampling.temperature) != B:
@@ -78,7 +83,14 @@ def wishes(
         f"sampling: it has {len(sampling.temperature)} rows for {B} prompts;"
         " make it with specjax.sampling.params."
     )
-  ends = np.asarray(list(eos) or np.zeros(0, int))
+  bias = sampling.bias
+  if bias is not None and bias.shape != (B, vocab):
+    raise ValueError(
+        f"sampling: its bias has shape {bias.shape}; it must be {(B, vocab)}."
+    )
+  if not hasattr(eos, "__len__"):
+    eos = [eos]
+  ends = _array(list(eos) or np.zeros(0, int))
   if (
       ends.ndim != 1
       or ends.dtype.kind not in "iu"
@@ -88,12 +100,12 @@ def wishes(
         f"eos = {list(eos)}: give token ids between 0 and {vocab - 1}."
     )
   return dict(
-      new=_whole("max_new_tokens", max_new_tokens, B, 1, 2**30),
+      new=whole("max_new_tokens", max_new_tokens, B, 1, 2**30),
       sampling=sampling,
       key=_seeds(seed, B),
       eos=np.broadcast_to(ends, (B, len(ends))),
-      width=_whole("width", K if width is None else width, B, 0, K),
-      stop_mask=_whole("stop_mask", stop_mask, B, -(2**31), 2**31 - 1),
+      width=whole("width", K if width is None else width, B, 0, K),
+      stop_mask=whole("stop_mask", stop_mask, B, -(2**31), 2**31 - 1),
   )
 
 
@@ -103,6 +115,8 @@ def stop_tables(following, hit, vocab: int):
   Ids that the tokenizer lacks stand for no bytes: the automaton stands still.
   """
   following, hit = np.asarray(following), np.asarray(hit)
+  if following.ndim != 2 or following.shape != hit.shape:
+    raise ValueError("stop: give the two tables that text.stop_table made.")
   more = vocab - hit.shape[1]
   if more < 0:
     raise ValueError(
@@ -119,8 +133,8 @@ def stop_tables(following, hit, vocab: int):
 def _seeds(seed, B: int) -> np.ndarray:
   """Threefry key data [B 2]; an int gives row i the seed plus i."""
   given = [seed] if np.ndim(seed) == 0 else list(seed)
-  whole = lambda s: isinstance(s, int | np.integer) and 0 <= s < 2**64
-  if not all(map(whole, given)):
+  fits = lambda s: isinstance(s, int | np.integer) and 0 <= s < 2**64
+  if not all(map(fits, given)):
     raise ValueError(
         f"seed = {seed}: seeds are whole numbers between 0 and 2^64 - 1."
     )

@@ -93,9 +93,10 @@ def _in_order(answers: Iterable[Answers], line: int) -> Iterator[list[dict]]:
 
 def _encode(record: dict) -> bytes:
   try:
-    text = json.dumps(record, ensure_ascii=False).encode("utf-8")
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    text = text.encode("utf-8")
   except UnicodeEncodeError:  # JSON may hold half of a surrogate pair
-    text = json.dumps(record).encode("ascii")
+    text = json.dumps(record, allow_nan=False).encode("ascii")
   return text + b"\n"
 
 
@@ -122,6 +123,8 @@ def _opened(
     beside = output.with_name(output.name + ".job")
     if file.seek(0, os.SEEK_END):
       _same_job(output, beside, header)
+    elif beside.is_dir():
+      raise ValueError(f"{beside}: it is a folder; name another output.")
     else:
       _write_header(beside, header)
     yield file, _finished(output, file)

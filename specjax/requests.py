@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -140,7 +141,8 @@ def _object(raw: bytes | None, line: int) -> dict:
   example = '{"prompt": "text"}'
   try:
     value = json.loads(
-        raw.decode("utf-8"), parse_constant=_no_constant, parse_int=_integer
+        raw.decode("utf-8"), parse_constant=_no_constant, parse_int=_integer,
+        parse_float=_finite,
     )
   except UnicodeDecodeError as error:
     raise ValueError(
@@ -158,6 +160,10 @@ def _object(raw: bytes | None, line: int) -> dict:
   if not isinstance(value, dict):
     raise ValueError(f"it is {_kind(value)}; give an object such as {example}.")
   return value
+
+
+def _finite(digits: str) -> float:
+  return float(digits) if math.isfinite(float(digits)) else _no_constant(digits)
 
 
 def _no_constant(name: str):

@@ -99,6 +99,13 @@ def params(
 
 
 def _bias(batch, vocab, bias, banned):
+  maps = bias if isinstance(bias, list | tuple) else [bias]
+  if not all(isinstance(m, dict | None) for m in maps):
+    raise ValueError(
+        "sampling: bias maps tokens to numbers, once or once for each row."
+    )
+  if not hasattr(banned, "__len__"):
+    raise ValueError(f"sampling: banned = {banned!r}; give a list of tokens.")
   banned = list(banned)
   if not bias and not banned:
     return None
@@ -106,7 +113,7 @@ def _bias(batch, vocab, bias, banned):
     raise ValueError("sampling: bias and banned need the vocabulary's size.")
   once = not bias or not isinstance(bias, list | tuple)
   rows = [bias or {}] * batch if once else bias
-  nested = any(not isinstance(b, (int, np.integer)) for b in banned)
+  nested = bool(banned) and all(hasattr(b, "__len__") for b in banned)
   bans = banned if nested else [banned] * batch
   if len(rows) != batch or len(bans) != batch:
     raise ValueError(
@@ -116,13 +123,17 @@ def _bias(batch, vocab, bias, banned):
   out = np.zeros((batch, vocab), np.float32)
   for i, (row, ban) in enumerate(zip(rows, bans)):
     for token, value in [*(row or {}).items(), *((t, -np.inf) for t in ban)]:
-      if not 0 <= token < vocab:
+      whole = isinstance(token, int | np.integer)
+      if not whole or not 0 <= token < vocab:
         raise ValueError(
-            f"sampling: bias or ban of token {token} in row {i}; tokens go"
-            f" from 0 to {vocab - 1}."
+            f"sampling: bias or ban of token {token!r} in row {i}; tokens are"
+            f" whole numbers from 0 to {vocab - 1}."
         )
+      if not isinstance(value, int | float | np.number):
+        raise ValueError(f"sampling: bias {value!r} in row {i} is no number.")
       with np.errstate(over="ignore"):
-        value = np.float32(value)  # what the device will see
+        # What the device will see; a huge whole number becomes inf.
+        value = np.float32(max(min(value, 1e300), -1e300))
       if np.isnan(value) or value == np.inf:
         raise ValueError(
             f"sampling: bias {value} of token {token} in row {i} is not a"

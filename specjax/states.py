@@ -23,6 +23,7 @@ from specjax.intake import (
     row_keys,
     stop_tables,
     token_ids,
+    whole,
     wishes,
 )
 from specjax.sharding import put, size, spec
@@ -87,7 +88,7 @@ def prefill(
     stop: tuple[np.ndarray, np.ndarray] | None = None,
     stop_mask: int | Sequence[int] = -1,
     logprobs: int | None = None,
-    penalties: bool | None = None,
+    penalties: bool = False,
     capacity: int | None = None,
     chunks: Sequence[int] = CHUNKS,
 ) -> State:
@@ -97,11 +98,14 @@ def prefill(
   gives row i seed + i), `width` (this row's K, 0 = off), `stop_mask` (bit i:
   string i of the `text.stop_table` given as `stop`). `sampling`: fields of
   `sampling.params`. `logprobs`: keep those of emitted tokens and of the n
-  likeliest. `penalties`: keep counts for a later `refill`. `capacity`: slots
-  a row, by default the bucket that fits. Raises ValueError in one sentence.
+  likeliest. `penalties`: keep counts that only a later `refill` needs.
+  `capacity`: slots a row, by default the bucket that fits. Raises ValueError
+  in one sentence.
   """
   check_pair(target, drafter)
   chunks = _chunks(chunks)
+  if not hasattr(prompts, "__len__"):
+    raise ValueError(f"prompts = {prompts!r}: give a list of token id lists.")
   prompts = list(prompts)
   B, parts = len(prompts), size("batch")
   if not B or B % parts:
@@ -123,20 +127,20 @@ def prefill(
   need = int(limits.max()) + reach
   if capacity is None:
     capacity = bucket(int(limits.max()), reach)
+  capacity = int(whole("capacity", capacity, 1, 1, 2**30)[0])
   if capacity < need:
     raise ValueError(
         f"prefill: capacity = {capacity} is too small; the longest row and the"
         f" widest window after it need {need} slots."
     )
-  if penalties is None:
-    penalties = samplings.penalised(wish["sampling"])
-  if logprobs is not None and not 0 <= logprobs <= target.vocab:
-    raise ValueError(
-        f"prefill: logprobs = {logprobs} must lie in 0..{target.vocab}."
-    )
+  penalties = bool(penalties) or samplings.penalised(wish["sampling"])
+  if logprobs is not None:
+    logprobs = int(whole("logprobs", logprobs, 1, 0, target.vocab)[0])
   rows = host_rows(wish, texts, np.ones(B, np.int32), target.vocab, capacity,
                penalties, logprobs)
   if stop is not None:
+    if not isinstance(stop, tuple | list) or len(stop) != 2:
+      raise ValueError("stop: give the two tables that text.stop_table made.")
     stop = stop_tables(*stop, target.vocab)
   rows = place(rows, stop, wish["stop_mask"])
   cache, first = target.start(rows.tokens, rows.length, capacity)
@@ -215,6 +219,7 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
       raise ValueError(
           f"rewind: length {n} of row {i} must lie in 1..{len(text)}."
       )
+  lengths = lengths.astype(np.int32)  # after the check, so nothing wraps
   kept = [t[:n] for t, n in zip(texts, lengths)]
   short = np.maximum(lengths - 1, 1)
   dstate = _ingest(target, drafter, state.draft, state.last)
@@ -284,10 +289,10 @@ def outputs_of(state: State) -> list[list[int]]:
 def _checked(target, drafter, state, prompts, options):
   """(wishes, texts) of a batch in which None leaves a row alone."""
   B = state.rows.length.shape[0]
-  if len(prompts) != B:
+  if not hasattr(prompts, "__len__") or len(prompts) != B:
     raise ValueError(
-        f"prompts: there are {len(prompts)} for {B} rows; give one a row, None"
-        " for a row to leave alone."
+        f"prompts: give a list of {B}, one a row, with None for a row to leave"
+        " alone."
     )
   wish = wishes(B, target.vocab, drafter.K, **options)
   texts = [
@@ -391,7 +396,7 @@ def _feed(target, drafter, state, rest, chunks) -> State:
 
 
 def _chunks(chunks) -> tuple[int, ...]:
-  chunks = tuple(sorted(chunks))
-  if not chunks or chunks[0] < 1:
-    raise ValueError(f"chunks = {chunks}: give positive widths.")
-  return chunks
+  given = [chunks] if np.ndim(chunks) == 0 else list(chunks)
+  if not given:
+    raise ValueError("chunks = (): give positive widths.")
+  return tuple(sorted(whole("chunks", given, len(given), 1, 2**20).tolist()))

@@ -34,6 +34,8 @@ def stream(
   The same tokens as `engine.generate`. The state is donated; stopping early
   leaves the last event's state, from which anything can go on.
   """
+  if rounds < 1:
+    raise ValueError(f"stream: rounds = {rounds} must be at least 1.")
   # Flattened once: 270 leaves cost 0.4 to 0.9 ms a call as modules.
   leaves, tree = jax.tree.flatten((target, drafter))
   tally = engine.empty_tally(state, drafter.K)

@@ -43,7 +43,7 @@ def parsed(raw, line=2, options=OPTIONS):
         ('{"prompt": ["x"]}', "a list"),
         ('{"prompt": "x", "promt": 1}', "'promt' is unknown"),
         ('{"prompt": "x", "temperature": NaN}', "NaN is no number"),
-        ('{"prompt": "x", "temperature": 1e999}', "temperature = inf"),
+        ('{"prompt": "x", "temperature": 1e999}', "1e999 is no number"),
         ('{"prompt": "x", "temperature": -1}', "temperature = -1;"),
         ('{"prompt": "x", "temperature": true}', "a truth value"),
         ('{"prompt": "x", "temperature": "hot"}', "a string"),

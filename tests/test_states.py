@@ -222,7 +222,7 @@ class TestRefusals:
           (dict(eos=[32]), "eos = .32.: give token ids between 0 and 31"),
           (dict(eos=[1.5]), "eos"),
           (dict(eos=[-1]), "eos"),
-          (dict(logprobs=-1), "logprobs = -1 must lie in 0..32"),
+          (dict(logprobs=-1), "logprobs = -1 in row 0; it must lie in 0..32"),
           (dict(logprobs=33), "logprobs = 33"),
           (dict(chunks=()), "chunks"),
           (dict(chunks=(0, 8)), "chunks"),
@@ -264,7 +264,7 @@ class TestRefusals:
   @pytest.mark.parametrize(
       "prompts, options, text",
       [
-          ([[1]], {}, "there are 1 for 4 rows"),
+          ([[1]], {}, "give a list of 4"),
           ([[99], None, None, None], {}, "row 0: token 99"),
           ([[1] * 60, None, None, None], {}, "row 0: .* do not fit its 64"),
           ([[1], None, None, None], dict(eos=[1, 2]), "eos: 2 end tokens"),

@@ -21,6 +21,7 @@ from specjax.models.rope import Rope
 from specjax.sharding import put_like
 
 KINDS = ("BF16", "F16", "F32")
+LISTED = 100  # wrong tensors in one error
 LARGEST = 2**40  # parameters; a config asking for more is a hostile one
 
 
@@ -85,6 +86,15 @@ def _config(path, metadata, dtype) -> Config:
         f"{path}: its metadata hold no decoder config ({error}); give a file"
         " that launch/train.py wrote."
     ) from None
+  try:
+    for rope in filter(None, (config.rope, config.local_rope)):
+      turns = [*rope.frequencies(config.dim), rope.amplitude()]
+      if not all(map(math.isfinite, turns)):
+        raise ValueError("not finite")
+  except (ArithmeticError, ValueError) as error:
+    raise ValueError(
+        f"{path}: its rotary settings give no angles ({error})."
+    ) from None
   tables = config.vocab + config.max_positions
   size = config.width * tables + config.layers * config.width * (
       config.mlp + config.heads * config.dim
@@ -112,9 +122,18 @@ def _typed(kind, fields: dict, but=frozenset()) -> dict:
     whole = isinstance(value, tuple) and any(type(n) is not int for n in value)
     if not isinstance(value, good) or whole:
       raise TypeError(f"{name} = {str(value)[:40]!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-      raise ValueError(f"{name} = {value}")
+    for n in value if isinstance(value, tuple) else (value,):
+      # Whole numbers must fit the device's, real ones float32.
+      most = 3e38 if isinstance(n, float) else 2**31
+      if isinstance(n, int | float) and not abs(n) < most:
+        raise ValueError(f"{name} = {str(n)[:40]}")
   return fields
+
+
+def _short(name: str) -> str:
+  """A foreign file's name for a thing: bounded, without control characters."""
+  plain = name if name.isprintable() else repr(name)
+  return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
 def _check(path, file, wanted) -> None:
@@ -122,17 +141,20 @@ def _check(path, file, wanted) -> None:
   slices = {n: file.get_slice(n) for n in file.keys()}
   there = {n: tuple(x.get_shape()) for n, x in slices.items()}
   kinds = {n: x.get_dtype() for n, x in slices.items()}
-  wrong = [f"{n} is missing" for n in sorted(set(wanted) - set(there))]
-  wrong += [f"{n} is unexpected" for n in sorted(set(there) - set(wanted))]
+  less, more = set(wanted) - set(there), set(there) - set(wanted)
+  wrong = [f"{_short(n)} is missing" for n in sorted(less)]
+  wrong += [f"{_short(n)} is unexpected" for n in sorted(more)]
   wrong += [
       f"{n} has shape {there[n]} for {wanted[n].shape}"
       for n in sorted(set(there) & set(wanted))
       if there[n] != wanted[n].shape
   ]
   wrong += [
-      f"{n} has dtype {kind}, none of {', '.join(KINDS)}"
+      f"{_short(n)} has dtype {kind}, none of {', '.join(KINDS)}"
       for n, kind in sorted(kinds.items())
       if kind not in KINDS
   ]
   if wrong:
-    raise ValueError(f"{path}: tensors do not fit: {'; '.join(wrong)}.")
+    rest = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    listed = "; ".join(wrong[:LISTED]) + rest
+    raise ValueError(f"{path}: tensors do not fit: {listed}.")
