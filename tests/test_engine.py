@@ -168,12 +168,13 @@ class TestBadNumbers:
   BAD = 30
 
   @pytest.fixture(scope="class")
-  def poisoned(self, tiny):
+  @classmethod
+  def poisoned(cls, tiny):
     from specjax.testing.pair import decoder
 
     target = decoder(tiny.V, layers=2)
     table = target.embedding[...]
-    target.embedding[...] = table.at[self.BAD].set(jnp.nan)
+    target.embedding[...] = table.at[cls.BAD].set(jnp.nan)
     return target
 
   def start(self, tiny, temperature, wanted):
@@ -333,8 +334,9 @@ class TestInvariance:
   SAMPLING = dict(temperature=[1.0, 0.7, 0.0, 1.3], top_p=[1.0, 0.9, 1.0, 0.8])
 
   @pytest.fixture(scope="class")
-  def texts(self, tiny):
-    return tiny.outputs(tiny.prefill(sampling=self.SAMPLING, seed=9))
+  @classmethod
+  def texts(cls, tiny):
+    return tiny.outputs(tiny.prefill(sampling=cls.SAMPLING, seed=9))
 
   def test_batch_mates_do_not_matter(self, tiny, texts):
     order = [2, 0, 3, 1]

@@ -88,7 +88,8 @@ class TestRefill:
 
 class TestResume:
   @pytest.fixture(scope="class")
-  def turn(self, tiny):
+  @classmethod
+  def turn(cls, tiny):
     """A finished turn and what the user says next."""
     state, _ = engine.generate(
         tiny.target, tiny.drafter,
@@ -257,7 +258,8 @@ class TestRefusals:
     assert tiny.outputs(start(10)) == want
 
   @pytest.fixture(scope="class")
-  def state(self, tiny):
+  @classmethod
+  def state(cls, tiny):
     return tiny.prefill()
 
   @pytest.mark.parametrize("change", [refill, resume])
