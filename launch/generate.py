@@ -92,7 +92,8 @@ def text(c, m, options):
   if r.truncated:
     print(f"prompt: its first {r.truncated} tokens are left out.",
           file=sys.stderr)
-  print("compiling, which a later start finds done ...", file=sys.stderr)
+  if c.stats:
+    print("compiling, which a later start finds done ...", file=sys.stderr)
   rate, columns, texts = {}, {}, {}
   for name, drafter in runs(c, m).items():
     rate[name], columns[name], texts[name] = write(
