@@ -83,23 +83,6 @@ def test_window_cache_and_plain_pass_agree(name):
     np.testing.assert_allclose(other, features[0], atol=2e-4, rtol=2e-4)
 
 
-@pytest.fixture
-def full_compiles():
-  """The CPU's bfloat16 products need passes that `quick_compiles` skips."""
-  jax.config.update("jax_disable_most_optimizations", False)
-  yield
-  jax.config.update("jax_disable_most_optimizations", True)
-
-
-def test_bfloat16_agrees_loosely(full_compiles):
-  model = build("llama", dtype="bfloat16")
-  tokens = jax.random.randint(jax.random.key(2), (2, LENGTH), 0, 16)
-  (plain, whole, single), _ = three_ways(model, tokens)
-  assert plain.dtype == jnp.float32
-  np.testing.assert_allclose(whole, plain, atol=0.2)
-  np.testing.assert_allclose(single, plain, atol=0.2)
-
-
 def test_rows_may_start_anywhere():
   """A window that goes on a text, at another place in each row."""
   model = build("llama")
