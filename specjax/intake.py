@@ -102,7 +102,7 @@ def wishes(
   return dict(
       new=whole("max_new_tokens", max_new_tokens, B, 1, 2**30),
       sampling=sampling,
-      key=_seeds(seed, B),
+      key=seeds(seed, B),
       eos=np.broadcast_to(ends, (B, len(ends))),
       width=whole("width", K if width is None else width, B, 0, K),
       stop_mask=whole("stop_mask", stop_mask, B, -(2**31), 2**31 - 1),
@@ -130,7 +130,7 @@ def stop_tables(following, hit, vocab: int):
   )
 
 
-def _seeds(seed, B: int) -> np.ndarray:
+def seeds(seed, B: int) -> np.ndarray:
   """Threefry key data [B 2]; an int gives row i the seed plus i."""
   given = [seed] if np.ndim(seed) == 0 else list(seed)
   fits = lambda s: isinstance(s, int | np.integer) and 0 <= s < 2**64
@@ -138,18 +138,19 @@ def _seeds(seed, B: int) -> np.ndarray:
     raise ValueError(
         f"seed = {seed}: seeds are whole numbers between 0 and 2^64 - 1."
     )
-  seeds = [int(s) for s in given]
+  numbers = [int(s) for s in given]
   if np.ndim(seed) == 0:
-    seeds = [(seeds[0] + i) % 2**64 for i in range(B)]
-  if len(seeds) != B:
-    raise ValueError(f"seed: {len(seeds)} seeds for {B} rows.")
-  return np.array([(s >> 32, s & 0xFFFFFFFF) for s in seeds], np.uint32)
+    numbers = [(numbers[0] + i) % 2**64 for i in range(B)]
+  if len(numbers) != B:
+    raise ValueError(f"seed: {len(numbers)} seeds for {B} rows.")
+  return np.array([(s >> 32, s & 0xFFFFFFFF) for s in numbers], np.uint32)
 
 
-def row_keys(seed, B: int) -> jax.Array:
+def row_keys(data: np.ndarray) -> jax.Array:
+  """Key data [B 2] of `seeds` as keys [B] on the mesh."""
   # Named, since rbg keys are not batch-invariant.
   return jax.random.wrap_key_data(
-      put(_seeds(seed, B), "batch", None), impl="threefry2x32"
+      put(data, "batch", None), impl="threefry2x32"
   )
 
 
@@ -213,9 +214,7 @@ def place(rows: Rows, stop, stop_mask, ends=None, old=None) -> Rows:
       prompt=row(rows.prompt),
       limit=row(rows.limit),
       finish=row(rows.finish),
-      key=jax.random.wrap_key_data(
-          put(rows.key, "batch", None), impl="threefry2x32"
-      ),
+      key=row_keys(rows.key),
       sampling=Sampling(
           *map(row, s[:-1]),
           None if bias is None else put(bias, "batch", "vocab"),

@@ -21,6 +21,7 @@ from specjax.intake import (
     occurrences,
     place,
     row_keys,
+    seeds,
     stop_tables,
     token_ids,
     whole,
@@ -270,7 +271,7 @@ def fork(state: State, index: Sequence[int], seed) -> State:
   take = lambda x: x.at[index].get(out_sharding=_layout(x))
   out = jax.tree.map(take, bare)
   rows = _with_tables(out.rows, tables)
-  return out._replace(rows=rows._replace(key=row_keys(seed, len(index))))
+  return out._replace(rows=rows._replace(key=row_keys(seeds(seed, len(index)))))
 
 
 def texts_of(state: State) -> list[list[int]]:

@@ -10,7 +10,6 @@ sampling transforms. Greedy is a mask where temperature == 0.
 
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 RUNNING, END, STOP, BUDGET, NONFINITE = range(5)
@@ -135,24 +134,3 @@ class Tally(NamedTuple):
 
   info: Info
   steps: Int[Array, ""]  # target passes of the whole batch
-
-
-def shapes(**arrays: tuple[jax.Array, str]) -> None:
-  """Checks named (array, "B K") pairs against each other, at trace time.
-
-  The same letter must mean the same size in every pair; raises ValueError
-  with the name of the first array that disagrees.
-  """
-  sizes = {}
-  for name, (x, letters) in arrays.items():
-    wanted = letters.split()
-    if x.ndim != len(wanted):
-      raise ValueError(f"{name}: shape {x.shape} should be [{letters}].")
-    for letter, n in zip(wanted, x.shape):
-      n = int(n)
-      known = int(letter) if letter.isdigit() else sizes.setdefault(letter, n)
-      if known != n:
-        raise ValueError(
-            f"{name}: shape {x.shape} should be [{letters}] with"
-            f" {letter} = {known}."
-        )
