@@ -7,6 +7,7 @@ from specjax.sharding import spec
 from specjax.types import KV
 
 SHORTEST = 128  # slots of the smallest static prefix that `attend` reads
+COPIED = 4  # a CPU copies a prefix: worth it for a quarter of the slots
 
 
 def visible(pos: jax.Array, slots: int, window: int) -> jax.Array:
@@ -23,11 +24,12 @@ def attend(q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0):
   """Grouped-query attention of a window over the slots it may see.
 
   q [B T H D] at positions pos [B T], kv [B K S D] already holding the window
-  -> [B T H D]. Reads a static power-of-two prefix of the slots chosen by the
-  longest row, so that a round costs by length, not by capacity.
+  -> [B T H D]. Reads a static prefix of the slots chosen by the longest row,
+  so that a round costs by length, not by capacity. Slots that a query does
+  not see may hold any keys and any finite values (`cache.sound`).
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
-  while prefix < slots:
+  while COPIED * prefix <= slots:
     sizes, prefix = [*sizes, prefix], 2 * prefix
   sizes.append(slots)
   run = lambda n: lambda q, kv, pos: _attend(
@@ -45,35 +47,27 @@ def attend(q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0):
 def _attend(q, kv, pos, window, scale, cap):
   B, T, H, D = q.shape
   K, S = kv.k.shape[1:3]
+  lay = lambda x, *shape: x.reshape(
+      shape, out_sharding=spec("batch", "kv_heads", *[None] * (len(shape) - 2))
+  )
+  # [B K T*G D]: with the cache's own two batch axes first, and keys on the
+  # left, neither keys nor values are copied; four times faster on a CPU.
   q = q.reshape(
       (B, T, K, H // K, D),
       out_sharding=spec("batch", None, "kv_heads", None, None),
   )
+  q = lay(jnp.swapaxes(q, 1, 2), B, K, T * H // K, D)
   # Asked for, since a TPU would otherwise round float32 scores to bfloat16.
-  score = jnp.einsum(
-      "btkgd,bksd->bkgts",
-      q,
-      kv.k,
-      preferred_element_type=jnp.float32,
-      precision="highest",
-  )
-  score = score * scale
+  exact = dict(preferred_element_type=jnp.float32, precision="highest")
+  score = jnp.einsum("bksd,bknd->bksn", kv.k, q, **exact)
+  score = lay(jnp.swapaxes(score, 2, 3), B, K, T, H // K, S) * scale
   if cap:
     score = cap * jnp.tanh(score / cap)
-  # Weight zero times NaN is NaN, so a bad value may count only for who sees
-  # it: not for rows that reuse its slot, nor for drafts before it.
-  sound = jnp.all(jnp.isfinite(kv.v), -1)  # [B K S]
-  score = jnp.where(sound[:, :, None, None], score, jnp.nan)
-  score = jnp.where(visible(pos, S, window), score, -1e30)
-  weight = jax.nn.softmax(score, -1).astype(kv.v.dtype)
-  v = jnp.where(sound[..., None], kv.v, 0)
-  out = jnp.einsum(
-      "bkgts,bksd->btkgd",
-      weight,
-      v,
-      preferred_element_type=jnp.float32,
-      precision="highest",
-  )
-  return out.astype(q.dtype).reshape(
+  seen = jnp.swapaxes(visible(pos, S, window), 2, 3)
+  score = jnp.where(seen, score, -1e30)
+  weight = lay(jax.nn.softmax(score, -1), B, K, T * H // K, S)
+  out = jnp.einsum("bkns,bksd->bknd", weight.astype(kv.v.dtype), kv.v, **exact)
+  out = jnp.swapaxes(lay(out, B, K, T, H // K, D), 1, 2).astype(q.dtype)
+  return out.reshape(
       (B, T, H, D), out_sharding=spec("batch", None, "heads", None)
   )

@@ -21,6 +21,16 @@ def empty(batch: int, heads: int, capacity: int, dim: int, dtype) -> KV:
   return KV(zeros(), zeros())
 
 
+def sound(new: KV) -> KV:
+  """Values that are not finite become zeros under keys of NaN.
+
+  Weight zero times NaN is NaN, so a bad value would reach even those who do
+  not see its slot; a bad key's score is masked for them.
+  """
+  ok = jnp.all(jnp.isfinite(new.v), -1, keepdims=True)
+  return KV(jnp.where(ok, new.k, jnp.nan), jnp.where(ok, new.v, 0))
+
+
 @jax.vmap
 def write(kv: KV, new: KV, start: jax.Array) -> KV:
   """Puts a window of keys and values [H T D] at slots start..start+T.

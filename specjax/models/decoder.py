@@ -190,7 +190,7 @@ class Attention(nnx.Module):
       q, k = self.q_norm(q), self.k_norm(k)
     if turn is not None:
       q, k = rotate(q, *turn), rotate(k, *turn)
-    new = KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+    new = caches.sound(KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)))
     kv = new if kv is None else caches.write(kv, new, start)
     scale = c.dim**-0.5 if c.scale is None else c.scale
     y = attend(q, kv, pos, window=window, scale=scale, cap=c.score_cap)

@@ -5,17 +5,32 @@ import jax.numpy as jnp
 
 from specjax.sharding import alone, spec
 
+FEW = 16  # rows; more are no faster with the weight on the left
+
 
 def product(x: jax.Array, weight: jax.Array, out: str | None) -> jax.Array:
   """x [B T I] times weight [O I] -> float32 [B T O], laid out by O's name.
 
   On a CPU a lone bfloat16 row of a large layer costs six to nine times what
-  two rows cost, so it is given a twin.
+  two rows cost, so it is given a twin; and a few float32 rows, filled up to
+  fours, cost a third less as weight times rows.
   """
-  lone = x.shape[0] * x.shape[1] == 1 and x.dtype == jnp.bfloat16
-  if lone and alone("cpu"):
+  B, T, _ = x.shape
+  if not alone("cpu"):
+    return _plain(x, weight, out)
+  if x.dtype == jnp.bfloat16 and B * T == 1:
     return _plain(jnp.concatenate([x, x], 1), weight, out)[:, :1]
+  if x.dtype == jnp.float32 and 1 < B * T <= FEW:
+    return _few(x, weight)
   return _plain(x, weight, out)
+
+
+def _few(x, weight):
+  B, T, I = x.shape
+  rows = jnp.pad(x.reshape(B * T, I), ((0, -B * T % 4), (0, 0)))
+  # As an einsum over a batch of one: XLA turns a plain product back.
+  y = jnp.einsum("oi,bti->obt", weight, rows[None])
+  return jnp.moveaxis(y, 0, 2)[0, : B * T].reshape(B, T, -1)
 
 
 def _plain(x, weight, out):

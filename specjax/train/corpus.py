@@ -202,16 +202,17 @@ def cached(
 def prompts(texts: Iterable[str], count: int = 20) -> list[str]:
   """Returns the first lines of a function or class from each of `count` texts.
 
-  A prompt is 400 to 700 characters and stops before a newline, not after it:
-  the newline and the next line's indent are one token, the model's to choose.
+  A prompt is 100 to 200 characters, so that 200 tokens after it stay within
+  the trained length of 256, and stops before a newline, not after it: the
+  newline and the next line's indent are one token, the model's to choose.
   Raises ValueError where too few texts have such a place.
   """
   out = []
   for text in texts:
     for match in re.finditer(r"^(?:class|def) ", text, re.M):
-      region = text[match.start() : match.start() + 700]
+      region = text[match.start() : match.start() + 200]
       ends = [m.end() for m in re.finditer(r"[^\s\"'][^\n]*(?=\n +\w)", region)]
-      ends = [e for e in ends if e >= 400]
+      ends = [e for e in ends if e >= 100]
       if ends and region.count('"""') % 2 == 0:
         out.append(region[: ends[len(ends) // 2]])
         break

@@ -8,11 +8,19 @@ def batch(
 ) -> np.ndarray:
   """The `step`-th batch, int32 [B T+1], of a token array read without end.
 
-  Each pass cuts the array into windows of T at a fresh offset and takes them
-  in a fresh order, so a pass shows no token twice. Raises ValueError when
-  the array is shorter than two windows.
+  Each pass cuts a flat array into windows of T at a fresh offset and takes
+  them in a fresh order, so a pass shows no token twice; an array [N T+1] is
+  windows already. Raises ValueError when the array is shorter than two
+  windows or its windows are not T+1 wide.
   """
-  windows = len(array) // length - 1  # one less: room for the offset
+  cut = array.ndim == 2
+  if cut and array.shape[1] != length + 1:
+    raise ValueError(
+        f"batch: the windows hold {array.shape[1]} tokens, not length + 1 ="
+        f" {length + 1}; cut them anew or change the length."
+    )
+  # One less in a flat array: room for the offset.
+  windows = len(array) if cut else len(array) // length - 1
   if windows < 1:
     raise ValueError(
         f"batch: {len(array)} tokens are too few for windows of {length};"
@@ -24,8 +32,12 @@ def batch(
     rng = np.random.default_rng((seed, int(epoch)))
     offset, order = rng.integers(length), rng.permutation(windows)
     rows = np.flatnonzero(place // windows == epoch)
-    begin = offset + length * order[place[rows] % windows]
-    out[rows] = array[begin[:, None] + np.arange(length + 1)]
+    order = order[place[rows] % windows]
+    if cut:
+      out[rows] = array[order]
+    else:
+      begin = offset + length * order
+      out[rows] = array[begin[:, None] + np.arange(length + 1)]
   return out
 
 

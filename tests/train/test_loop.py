@@ -67,6 +67,7 @@ def _at_step(monkeypatch, action):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
   """(arrays, log, folder) of a whole run; the others take its program."""
+  jax.clear_caches()  # of what `quick_compiles` rounds otherwise than a child
   cache = str(tmp_path_factory.mktemp("programs"))
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("JAX_COMPILATION_CACHE_DIR", cache)  # for children

@@ -1,0 +1,79 @@
+"""The target's own continuations: what its drafter will meet.
+
+Distilled on the text it will draft, a drafter is accepted more often than on
+other people's text alone (Zhou et al., DistillSpec, 2023).
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from rich import console, progress
+
+from specjax import engine, states
+from specjax.drafters.nothing import Nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """How many answers of what kind: `batches` of `batch` rows, each `prompt`
+  tokens of the corpus and `new` of the target, at `temperatures` in turn."""
+
+  batches: int
+  batch: int
+  prompt: int
+  new: int
+  temperatures: Sequence[float] = (0.0, 1.0)
+  seed: int = 0
+
+  def __post_init__(self):
+    for name in ("batches", "batch", "prompt", "new"):
+      if getattr(self, name) < 1:
+        raise ValueError(
+            f"answers: {name} = {getattr(self, name)} must be at least 1."
+        )
+
+
+def collect(
+    target, tokens: np.ndarray, plan: Plan, folder: str | pathlib.Path
+) -> np.ndarray:
+  """Answers to places of `tokens` -> uint16 or int32 [N prompt + new].
+
+  `folder` keeps every finished batch, so a killed run goes on. Raises
+  ValueError when `tokens` are fewer than a prompt.
+  """
+  if len(tokens) < plan.prompt:
+    raise ValueError(
+        f"answers: {len(tokens)} tokens hold no prompt of {plan.prompt}."
+    )
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  parts = []
+  for i in progress.track(
+      range(plan.batches), "answers", console=console.Console(stderr=True)
+  ):
+    file = folder / f"{i:05d}.npy"
+    if not file.exists():
+      part = file.with_suffix(".part.npy")
+      np.save(part, _batch(target, tokens, plan, i).astype(tokens.dtype))
+      part.replace(file)  # a killed run leaves no half-written batch
+    parts.append(np.load(file))
+  return np.concatenate(parts)
+
+
+def _batch(target, tokens, plan, i):
+  rng = np.random.default_rng((plan.seed, i))
+  begin = rng.integers(len(tokens) - plan.prompt + 1, size=plan.batch)
+  prompts = tokens[begin[:, None] + np.arange(plan.prompt)].tolist()
+  heats = [plan.temperatures[j % len(plan.temperatures)]
+           for j in range(plan.batch)]
+  alone = Nothing(1)  # one token a pass: a batch this large gains no more
+  chunk = 64
+  state = states.prefill(
+      target, alone, prompts, max_new_tokens=plan.new, chunks=(chunk,),
+      sampling=dict(temperature=heats), seed=int(rng.integers(2**30)),
+      capacity=plan.prompt + plan.new + chunk,  # no slot more: all are read
+  )
+  state, _ = engine.generate(target, alone, state)
+  return np.asarray(state.rows.tokens)[:, : plan.prompt + plan.new]
