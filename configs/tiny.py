@@ -4,7 +4,8 @@
 
 The text is the running interpreter's standard library (`specjax.train.corpus`,
 7.8 M training tokens). The target learns it by next-token loss, the drafter
-the target's law by distillation. Muon (Jordan, 2024) for the blocks' matrices,
+the target's law by distillation, on the corpus and then on the target's own
+answers. Muon (Jordan, 2024) for the blocks' matrices,
 Adam for the rest, warm-up + stable + decay (Hu et al., 2024). Two free
 CPU cores give 870 tokens/s of the target: some 40 minutes, then 13 for the
 drafter.
@@ -47,15 +48,28 @@ def get_config() -> ConfigDict:
                   tied=True,
               ),
               recipe=dict(
-                  steps=1200,
+                  steps=1000,
                   batch=16,
                   length=256,
                   matrix_rate=0.02,
                   other_rate=0.003,
                   warmup=20,
-                  decay=500,
+                  decay=400,
                   save_every=50,
                   eval_every=100,
+                  eval_batches=4,
+              ),
+              answers=dict(batches=40, batch=64, prompt=57, new=200),
+              tuned=dict(  # on the answers, about a pass
+                  steps=160,
+                  batch=16,
+                  length=256,
+                  matrix_rate=0.01,
+                  other_rate=0.0015,
+                  warmup=10,
+                  decay=120,
+                  save_every=50,
+                  eval_every=40,
                   eval_batches=4,
               ),
           ),

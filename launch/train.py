@@ -1,5 +1,8 @@
 """Trains a target, then a drafter that imitates it, and exports both.
 
+  python launch/train.py --config=configs/tiny.py --workdir=runs/tiny
+
+The drafter learns from the corpus first, then from the target's own answers.
 The same command goes on after any interruption. `--workdir` gets
 `target.safetensors`, `drafter.safetensors` and the numbers in `result.json`.
 """
@@ -17,7 +20,7 @@ from ml_collections import config_flags
 
 from specjax.checkpoint import safetensors
 from specjax.models.decoder import Config, Decoder
-from specjax.train import corpus, loop, losses
+from specjax.train import answers, corpus, loop, losses
 
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.")
@@ -29,19 +32,34 @@ def main(argv):
   c, work = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   work.mkdir(parents=True, exist_ok=True)
   train, heldout = (corpus.cached(s, work) for s in corpus.SPLITS)
-  target = drafter = None
-  stages = (("target", losses.next_token), ("drafter", losses.distill))
-  for i, (name, loss) in enumerate(stages):
-    build = Config(**c[name].model.to_dict())
-    recipe = loop.Recipe(**c[name].recipe.to_dict(), seed=c.seed + i)
-    model = Decoder(build, rngs=nnx.Rngs(c.seed + i))
-    others = () if target is None else (target,)
-    model = loop.run(
-        model, loss, recipe, train, heldout, work / name, others, name
+
+  def stage(name, wish, seed, model, loss, tokens, *others):
+    recipe = loop.Recipe(**wish.to_dict(), seed=seed)
+    return loop.run(
+        model, loss, recipe, tokens, heldout, work / name, others, name
     )
-    safetensors.save(model, work / f"{name}.safetensors")
-    target, drafter = target or model, model
-  r = dataclasses.replace(recipe, eval_batches=c.final_batches)
+
+  def fresh(wish, seed):
+    return Decoder(Config(**wish.to_dict()), rngs=nnx.Rngs(seed))
+
+  target = stage(
+      "target", c.target.recipe, c.seed, fresh(c.target.model, c.seed),
+      losses.next_token, train,
+  )
+  safetensors.save(target, work / "target.safetensors")
+  drafter = stage(
+      "drafter", c.drafter.recipe, c.seed + 1,
+      fresh(c.drafter.model, c.seed + 1), losses.distill, train, target,
+  )
+  plan = answers.Plan(**c.drafter.answers.to_dict(), seed=c.seed)
+  own = answers.collect(target, train, plan, work / "answers")
+  drafter = stage(
+      "tuned", c.drafter.tuned, c.seed + 2, drafter, losses.distill, own,
+      target,
+  )
+  safetensors.save(drafter, work / "drafter.safetensors")
+  r = loop.Recipe(**c.drafter.tuned.to_dict(), seed=c.seed)
+  r = dataclasses.replace(r, eval_batches=c.final_batches)
   score = lambda f, *m: loop.evaluate(m[0], f, r, heldout, m[1:])
   result = {
       "target_heldout_loss": score(losses.next_token, target),

@@ -53,22 +53,25 @@ def test_slots_above_the_window_may_hold_anything(rubbish):
   q, kv = arrays(3)
   pos = np.array([[4, 5, 6], [61, 62, 63]])
   above = np.arange(S) > pos[:, -1:]
-  dirty = KV(*(np.where(above[:, None, :, None], rubbish, x) for x in kv))
+  spoil = lambda x, by: np.where(above[:, None, :, None], by, x)
+  dirty = KV(spoil(kv.k, rubbish), spoil(kv.v, np.float32(3e38)))
   np.testing.assert_array_equal(run(q, dirty, pos), run(q, kv, pos))
 
 
 def test_few_slots_need_no_switch_and_many_have_a_few_prefixes():
   text = {}
-  for slots in (128, 129, 640):
+  for slots in (128, 511, 640, 2048):
     q, kv = arrays(1, slots)
     pos = np.zeros((B, 1), np.int32)
     text[slots] = str(
         jax.make_jaxpr(lambda *a: attend(*a, scale=1.0))(q, kv, pos)
     )
   assert "cond" not in text[128]
-  assert "cond" in text[129]
-  for n in (128, 256, 512, 640):
-    assert f"f32[{B},{K},{n},{D}]" in text[640]
+  assert "cond" not in text[511]  # copying a prefix would cost as much
+  for slots, prefixes in ((640, (128, 640)), (2048, (128, 256, 512, 2048))):
+    for n in prefixes:
+      assert f"f32[{B},{K},{n},{D}]" in text[slots]
+    assert f"f32[{B},{K},1024,{D}]" not in text[slots]
 
 
 def test_one_token_sees_itself():

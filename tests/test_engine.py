@@ -370,7 +370,7 @@ class TestInvariance:
     rows, last = state.rows, state.last
     slot = jnp.arange(64)
     dirty = lambda x, ends: jnp.where(
-        (slot >= ends[:, None])[:, None, :, None], jnp.nan, x
+        (slot >= ends[:, None])[:, None, :, None], jnp.finfo(x.dtype).max, x
     )
     window = jnp.arange(last.tokens.shape[1]) < last.count[:, None]
     state = state._replace(

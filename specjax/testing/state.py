@@ -158,14 +158,14 @@ def check_state(
 
 
 def _poisoned(target, drafter, state):
-  """NaN in every slot that is not final, wrong tokens above each length."""
+  """The largest number in every slot that is not final, wrong tokens above."""
 
   def spoil(x, at, bound):
     if at < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
       return x
     slot = jax.lax.broadcasted_iota(jnp.int32, x.shape, at)
     bound = bound.reshape((-1,) + (1,) * (x.ndim - 1))
-    return jnp.where(slot < bound, x, jnp.nan)
+    return jnp.where(slot < bound, x, jnp.finfo(x.dtype).max)
 
   memory = [
       jax.tree.map(lambda x, at, n=bound: spoil(x, at, n), tree, axes)
@@ -192,8 +192,8 @@ def check_poison(
 ) -> None:
   """What lies above the final slots is rubbish that nobody sees.
 
-  Fills it with NaN, and with other tokens, before every round; the texts
-  must come out the same. Raises AssertionError.
+  Fills it with the largest number of its type, and with other tokens, before
+  every round; the texts must come out the same. Raises AssertionError.
   """
   clean = _ragged(target, drafter, prompts, seed)
   dirty, number = clean, 0

@@ -49,7 +49,7 @@ def build(name, **more):
 def three_ways(model, tokens):
   """Logits and taps of a text: uncached, in one cached window, one by one.
 
-  The caches hold NaN wherever nothing was written yet.
+  The caches hold rubbish wherever nothing was written yet.
   """
   B, T = tokens.shape
   taps = (0, 1, 2, NORMED)
@@ -57,7 +57,8 @@ def three_ways(model, tokens):
   out = lambda x: model.head(model.norm(x))
   hidden, features, _ = model(tokens, start, None, taps)
   rubbish = jax.tree.map(
-      lambda x: jnp.full_like(x, jnp.nan), model.start(tokens, start, SLOTS)[0]
+      lambda x: jnp.full_like(x, jnp.finfo(x.dtype).max),
+      model.start(tokens, start, SLOTS)[0]
   )
   whole, again, _ = model(tokens, start, rubbish, taps)
 

@@ -25,6 +25,17 @@ def test_a_pass_shows_every_window_once():
     np.testing.assert_array_equal(np.diff(begin), 16)
 
 
+def test_windows_already_cut_are_taken_whole():
+  windows = np.arange(8 * 17, dtype=np.uint16).reshape(8, 17)
+  for epoch in range(2):
+    rows = np.concatenate(
+        [data.batch(windows, 2 * epoch + s, 0, 4, 16) for s in range(2)]
+    )
+    np.testing.assert_array_equal(rows[np.argsort(rows[:, 0])], windows)
+  with pytest.raises(ValueError, match="hold 17 tokens, not length [+] 1 = 33"):
+    data.batch(windows, 0, 0, 4, 32)
+
+
 def test_fixed_batches_spread_over_the_array():
   rows = data.fixed(np.arange(1000), 3, 4, 16)
   assert len(rows) == 3 and rows[0].shape == (4, 17)

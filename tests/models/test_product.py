@@ -1,0 +1,33 @@
+"""Every way a product is written gives the same numbers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models.product import FEW, product
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 2), (2, 1), (1, 5), (3, 3), (1, FEW), (2, 40)]
+)
+def test_a_product_is_that_of_numpy(shape, dtype):
+  rng = np.random.default_rng(0)
+  x, w = (
+      jnp.asarray(rng.standard_normal(s), dtype)
+      for s in ((*shape, 24), (20, 24))
+  )
+  got = product(x, w, None)
+  assert got.dtype == jnp.float32 and got.shape == (*shape, 20)
+  want = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+  np.testing.assert_allclose(got, want, atol=1e-5 if dtype == "float32" else .1)
+
+
+def test_a_row_does_not_change_with_its_neighbours():
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.standard_normal((1, 4, 24)), jnp.float32)
+  w = jnp.asarray(rng.standard_normal((20, 24)), jnp.float32)
+  other = x.at[:, 1:].set(7.0)
+  np.testing.assert_array_equal(
+      product(x, w, None)[:, 0], product(other, w, None)[:, 0]
+  )
