@@ -6,7 +6,8 @@
 Without --config, configs/embedded.py decides what no flag says. Lines of
 --input are objects with a "prompt"; "id", max_new_tokens, temperature, top_p,
 top_k, min_p, seed, stop (a part of --stop) and num_speculative_tokens may
-stand beside it. The job may be killed at any moment; the same command goes on.
+stand beside it. A wrong line gets an "error" in its place, and the job still
+ends with code 0. It may be killed at any moment; the same command goes on.
 """
 
 import json
@@ -22,15 +23,11 @@ from specjax import jobs, metrics, requests, serve, states, stream
 from specjax.drafters.nothing import Nothing
 from specjax.types import REASONS, STOP
 
-FLAGS = dict(
+FLAGS = words.FLAGS | dict(
     prompt=("", "The text to go on from."),
     input=("", "A JSONL file of prompts, for a batch job."),
     output=("", "Where the job's lines go, in the order of --input."),
-    target=("embedded", "embedded, or a .safetensors file of train.py."),
-    drafter=("autoregressive", "autoregressive, ngram, or nothing (off)."),
-    drafter_model=("embedded", "The autoregressive drafter, as --target."),
     num_speculative_tokens=(4, "Drafts a round, K."),
-    rule=("token", "Acceptance rule: token or block."),
     temperature=(1.0, "0 is greedy."),
     top_p=(1.0, "Keep the likeliest tokens of this mass; 1 is off."),
     top_k=(0, "Keep this many tokens; 0 is off."),
@@ -38,7 +35,6 @@ FLAGS = dict(
     repetition_penalty=(1.0, "Divides logits of tokens seen; 1 is off."),
     presence_penalty=(0.0, "Taken off logits of tokens written; 0 is off."),
     frequency_penalty=(0.0, "Taken off once for each time; 0 is off."),
-    seed=(0, "Sample i has this seed plus i, line n this plus n."),
     max_new_tokens=(200, "Where a text ends if nothing else ends it."),
     stop=((), "Text ends before this string, literally; may be repeated."),
     samples=(1, "Texts of one --prompt, from one prefill."),
@@ -48,8 +44,6 @@ FLAGS = dict(
     compare=(False, "Run without drafts too and show both."),
     stats=(True, "Show the summary."),
     batch=(8, "Rows that a job answers side by side."),
-    dtype=("float32", "float32 or bfloat16."),
-    mesh=("1x1", "Data x model shards."),
 )
 # What a job's text does not depend on may differ when it goes on.
 FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
@@ -67,23 +61,24 @@ def main(c):
     raise ValueError("--samples and --batch must lie in 1..4096.")
   with jax.set_mesh(words.mesh(c.mesh)):
     m = words.models(c)
-    options = requests.Options(
-        max_new_tokens=c.max_new_tokens,
-        num_speculative_tokens=m.drafter.K,
-        sampling=dict(
-            temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
-            min_p=c.min_p, repetition=c.repetition_penalty,
-            presence=c.presence_penalty, frequency=c.frequency_penalty,
-        ),
-        seed=c.seed,
-        stop=tuple(dict.fromkeys(c.stop)),
-        logprobs=None if c.logprobs < 0 else c.logprobs,
-        max_prompt_tokens=c.max_prompt_tokens,
-        truncate=c.truncate,
-    )
-    columns = (job if c.input else text)(c, m, options)
-  if c.stats and columns:
-    shell.report(c.input or "summary", columns)
+    (job if c.input else text)(c, m, options(c, m.drafter.K))
+
+
+def options(c, K):
+  return requests.Options(
+      max_new_tokens=c.max_new_tokens,
+      num_speculative_tokens=K,
+      sampling=dict(
+          temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
+          min_p=c.min_p, repetition=c.repetition_penalty,
+          presence=c.presence_penalty, frequency=c.frequency_penalty,
+      ),
+      seed=c.seed,
+      stop=tuple(dict.fromkeys(c.stop)),
+      logprobs=None if c.logprobs < 0 else c.logprobs,
+      max_prompt_tokens=c.max_prompt_tokens,
+      truncate=c.truncate,
+  )
 
 
 def text(c, m, options):
@@ -95,14 +90,15 @@ def text(c, m, options):
   if c.stats:
     print("compiling, which a later start finds done ...", file=sys.stderr)
   rate, columns, texts = {}, {}, {}
-  for name, drafter in runs(c, m).items():
-    rate[name], columns[name], texts[name] = write(
-        c, m, options, r, drafter, show=drafter is m.drafter
-    )
+  with jobs.interruptible(shell.interrupted):
+    for name, drafter in runs(c, m).items():
+      rate[name], columns[name], texts[name] = write(
+          c, m, options, r, drafter, show=drafter is m.drafter
+      )
   if c.compare and c.temperature == 0:
     ours, plain = texts.values()
     columns[c.drafter]["same text"] = "yes" if ours == plain else "no"
-  return beside(rate, columns)
+  report(c, rate, columns)
 
 
 def runs(c, m) -> dict:
@@ -111,12 +107,13 @@ def runs(c, m) -> dict:
   return {c.drafter: m.drafter} | baseline
 
 
-def beside(rate: dict, columns: dict) -> dict:
-  """Adds the speed-up over the baseline, when both were run."""
+def report(c, rate: dict, columns: dict) -> None:
+  """Shows the summary, with the speed-up when a baseline was run too."""
   if len(columns) == 2:
     (name, ours), (_, plain) = rate.items()
     columns[name]["speed-up"] = f"{ours / plain:.2f}x" if plain else "-"
-  return columns
+  if c.stats and columns:
+    shell.report(c.input or "summary", columns)
 
 
 def write(c, m, options, r, drafter, show: bool):
@@ -126,33 +123,27 @@ def write(c, m, options, r, drafter, show: bool):
       m.target, drafter, begin(c, m, options, r, drafter), rule=m.rule
   ))
   compiling = time.monotonic() - started
-  started = time.monotonic()
+  pace = metrics.Pace()
   state = begin(c, m, options, r, drafter)
   readers = [m.tokenizer.stream() for _ in range(c.samples)]
   shown = [stream.Visible(options.stop) for _ in range(c.samples)]
   parts = [[] for _ in range(c.samples)]
-  first, early = None, 0
   for event in stream.stream(m.target, drafter, state, rule=m.rule):
-    if first is None:
-      first, early = time.monotonic(), sum(map(len, event.tokens))
+    pace.saw(sum(map(len, event.tokens)))
     for i, new in enumerate(event.tokens):
       parts[i].append(shown[i].push(readers[i].push(new)))
     if show and c.samples == 1:
       print(parts[0][-1], end="", flush=True)
-  ended = time.monotonic()
   for i, finish in enumerate(event.finish):
     rest = shown[i].push(readers[i].flush())
     parts[i].append(rest + shown[i].close(finish == STOP))
   if show:
     tell(c, m, parts, event)
-  figures = metrics.summary(event.tally)
-  later, spent = figures["emitted"] - early, ended - first
-  rate = later / spent if later else 0.0
-  return rate, {
-      "tokens/s after the first": f"{rate:.1f}" if rate else "-",
-      "time to first token": f"{1e3 * (first - started):.0f} ms",
+  return pace.rate, {
+      "tokens/s after the first": f"{pace.rate:.1f}" if pace.rate else "-",
+      "time to first token": f"{1e3 * pace.wait:.0f} ms",
       "finish": ", ".join(dict.fromkeys(REASONS[f] for f in event.finish)),
-      **shell.figures(figures),
+      **metrics.words(metrics.summary(event.tally)),
       "compiling, apart": f"{compiling:.1f} s",
   }, states.outputs_of(event.state)
 
@@ -201,30 +192,46 @@ def job(c, m, options):
     keep = lambda r: asked.append((r, longest)) or r
     return answers(map(keep, requests) if c.compare else requests, longest)
 
-  with jobs.interruptible() as stopped, shell.bar(c.output) as tick:
-    new = jobs.run(
+  with jobs.interruptible(stopping) as stopped, shell.bar(c.output) as tick:
+    done = jobs.run(
         c.input, c.output, settings, noted, options=options,
         tokenizer=m.tokenizer, tick=tick, stopped=stopped,
     )
-  if not new:
+  if not done.new:
     print(f"{c.output}: all lines are there.", file=sys.stderr)
-    return {}
-  if c.compare:  # the same lines without drafts, written nowhere
+  elif c.compare:  # the same lines without drafts, written nowhere
     plain = [r._replace(width=0) for r, _ in asked]
     for _ in answers(plain, asked[0][1], Nothing(), meters["no drafts"]):
       pass
+  report(c, *measures(meters))
+  if done.wrong:
+    shell.say(
+        f"{c.input}: {done.wrong} of {done.total} lines could not be answered;"
+        f' their lines of {c.output} say why, under "error".'
+    )
+
+
+def stopping():
+  shell.say(
+      "stopping after the step in flight, which takes longer while compiling;"
+      " a second signal ends it at once."
+  )
+
+
+def measures(meters: dict) -> tuple[dict, dict]:
+  """Tokens/s and measures by drafter; none if no line could be answered."""
   rate, columns = {}, {}
   for name, meter in meters.items():
     if meter.tally is None:
-      return {}
+      return {}, {}
     figures = metrics.summary(meter.tally)
     rate[name] = figures["emitted"] / meter.seconds
     columns[name] = {
         "tokens/s": f"{rate[name]:.1f}",
-        **shell.figures(figures),
+        **metrics.words(figures),
         "compiling, apart": f"{meter.compiling:.1f} s",
     }
-  return beside(rate, columns)
+  return rate, columns
 
 
 if __name__ == "__main__":

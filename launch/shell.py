@@ -1,7 +1,9 @@
 """What the scripts share: flags over config, one-sentence errors, a report."""
 
 import contextlib
+import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,9 +71,13 @@ def run(
   """Runs a script on its settings; `config` is the default file's path.
 
   What a user can put right ends it in one sentence, with a code of 1 or, when
-  it was asked to end, 130.
+  it was asked to end, 130; help that was asked for ends it with 0.
   """
   define(names)
+  app.define_help_flags()
+  for name in ("help", "helpshort", "helpfull", "helpxml"):
+    flag = flags.FLAGS[name]
+    flag.parse = functools.partial(_help, flag.parse)
   file = config_flags.DEFINE_config_file(
       "config", config, "A Python file with get_config(); flags win over it.",
       lock_config=True,
@@ -81,14 +87,14 @@ def run(
   def alone(argv):
     if argv[1:]:
       raise ValueError(f"{argv[1]!r} is no flag; see --help.")
-    given = {name: flags.FLAGS[name].value for name in names}
-    main(settings(names, file.value or ConfigDict(), given))
+    main(settings(names, file.value or ConfigDict(), _given(names)))
 
   cache = os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")
   jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
   logging.set_verbosity(logging.WARNING)
   try:
+    _look_for_config(sys.argv[1:])
     app.run(alone)
   except Stopped as ended:
     _leave(str(ended), 130)
@@ -100,7 +106,53 @@ def run(
   except Exception as error:
     if os.environ.get("SPECJAX_DEBUG") or not _mistake(error):
       raise
-    _leave(str(error), 1)
+    _leave(with_flags(str(error), _given(names)), 1)
+
+
+def _help(parse: Callable, word) -> None:
+  try:
+    parse(word)
+  except SystemExit:  # absl's code is 1
+    sys.exit(0)
+
+
+def _given(names) -> dict:
+  """The flags that stand on the command line; the others are None."""
+  return {name: flags.FLAGS[name].value for name in names}
+
+
+def _look_for_config(words: list[str]) -> None:
+  """Before absl does, whose sentence about a missing file is no help."""
+  for word, after in zip(words, [*words[1:], ""]):
+    match = re.fullmatch(r"--?config(?:=(.*))?", word)
+    if not match:
+      continue
+    file = after if match[1] is None else match[1]
+    if not os.path.exists(file.partition(":")[0]) or os.path.isdir(file):
+      raise ValueError(
+          f"--config={file}: there is no such file; give a Python file with"
+          " get_config(), such as configs/embedded.py."
+      )
+
+
+def with_flags(sentence: str, given: dict) -> str:
+  """Puts before a library's sentence the flags it is about.
+
+  Those are the ones named as its settings ("top_p = 2", "mesh: ..."), or else
+  the ones given a path that it speaks of.
+  """
+  if "--" in sentence:
+    return sentence
+  found = []
+  for said in re.findall(r"\b(\w+) = |^(\w+): ", sentence):
+    said = "".join(said)
+    near = [n for n in given if n == said + "s" or n.startswith(said + "_")]
+    found += [said] if said in given else near
+  if not found:
+    path = lambda x: isinstance(x, str) and re.search(r"[./]", x)
+    found = [n for n, x in given.items() if path(x) and x in sentence]
+  flagged = ", ".join(f"--{n}" for n in dict.fromkeys(found))
+  return f"{flagged}: {sentence}" if flagged else sentence
 
 
 def _mistake(error: Exception) -> bool:
@@ -114,10 +166,22 @@ def _mistake(error: Exception) -> bool:
   return any("config_flags" in name for name in names)
 
 
+def say(sentence: str) -> None:
+  """Prints a sentence of the script's own, beside the text on stdout."""
+  sentence = " ".join(sentence.split())  # some libraries' errors have lines
+  script = os.path.basename(sys.argv[0])
+  print(f"{script}: {sentence}", file=sys.stderr, flush=True)
+
+
+def interrupted() -> None:
+  """Ends the script at once, from any thread: nothing is to be kept."""
+  say("interrupted.")
+  os._exit(130)
+
+
 def _leave(sentence: str, code: int) -> None:
   sys.stdout.flush()
-  sentence = " ".join(sentence.split())  # some libraries' errors have lines
-  print(f"{os.path.basename(sys.argv[0])}: {sentence}", file=sys.stderr)
+  say(sentence)
   sys.exit(code)
 
 
@@ -155,20 +219,3 @@ def report(title: str, columns: dict[str, dict[str, str]]) -> None:
   for measure in measures:
     out.add_row(measure, *(c.get(measure, "") for c in columns.values()))
   screen.print(out)
-
-
-def figures(summary: dict) -> dict[str, str]:
-  """`metrics.summary` in words; drafts' measures only where there were any."""
-  out = {
-      "tokens": f"{summary['emitted']}",
-      "target passes": f"{summary['rounds']}",
-      "acceptance length": f"{summary['acceptance_length']:.2f}",
-  }
-  if summary["drafted"]:
-    by = " ".join(f"{x:.2f}" for x in summary["conditional"])
-    out |= {
-        "acceptance by position": by,
-        "accepted / judged": f"{summary['reached_rate']:.3f}",
-        "mean sum min(p, q)": f"{summary['overlap']:.3f}",
-    }
-  return out

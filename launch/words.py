@@ -15,6 +15,16 @@ from specjax.drafters.nothing import Nothing
 from specjax.states import check_pair
 from specjax.text import Tokenizer
 
+# The flags of every script that writes text, name -> (default, help).
+FLAGS = dict(
+    target=("embedded", "embedded, or a .safetensors file of train.py."),
+    drafter=("autoregressive", "autoregressive, ngram, or nothing (off)."),
+    drafter_model=("embedded", "The autoregressive drafter, as --target."),
+    rule=("token", "Acceptance rule: token or block."),
+    dtype=("float32", "float32 or bfloat16."),
+    mesh=("1x1", "Data x model shards."),
+    seed=(0, "Sample, line or turn i has this seed plus i."),
+)
 RULES = {"token": rules.token, "block": rules.block}
 DRAFTERS = {
     "autoregressive": lambda c: Autoregressive(

@@ -12,8 +12,9 @@ import json
 import os
 import pathlib
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from specjax.requests import Options, Request, lines, parse, survey
 from specjax.serve import Answers
@@ -21,6 +22,14 @@ from specjax.serve import Answers
 
 class Stopped(Exception):
   """The job was asked to end; what it has finished is written."""
+
+
+class Done(NamedTuple):
+  """A finished job's lines: written now, refused with an error, in all."""
+
+  new: int
+  wrong: int
+  total: int
 
 
 def run(
@@ -33,8 +42,8 @@ def run(
     tokenizer,
     tick: Callable[[int, int], None] = lambda done, total: None,
     stopped: Callable[[], bool] = lambda: False,
-) -> int:
-  """Answers the lines of `source` that `output` lacks; how many those were.
+) -> Done:
+  """Answers the lines of `source` that `output` lacks, and counts them.
 
   `answers(requests, longest)` is `serve` with its models. `settings` is what
   the text depends on: an output made with others, or from another input, is
@@ -48,7 +57,9 @@ def run(
     raise ValueError(f"{output}: the output is the input; choose another name.")
   with open(source, "rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-  with _opened(output, {"input": digest, **settings}) as (file, done):
+  with _opened(output, {"input": digest, **settings}) as (
+      file, done, wrong
+  ):
     total, longest = survey(source, options, tokenizer)
     if done > total:
       raise ValueError(
@@ -57,7 +68,7 @@ def run(
       )
     tick(done, total)
     if done == total:
-      return 0
+      return Done(0, wrong, total)
     rest = (
         parse(raw, line, options, tokenizer)
         for line, raw in lines(source)
@@ -70,13 +81,14 @@ def run(
         file.flush()
         os.fsync(file.fileno())
         done += len(out)
+        wrong += sum("error" in record for record in out)
         tick(done, total)
       if stopped():
         raise Stopped(
             f"{output}: stopped with {done} of {total} lines written; the same"
             " command goes on from there."
         )
-  return done - first
+  return Done(done - first, wrong, total)
 
 
 def _in_order(answers: Iterable[Answers], line: int) -> Iterator[list[dict]]:
@@ -103,8 +115,8 @@ def _encode(record: dict) -> bytes:
 @contextlib.contextmanager
 def _opened(
     output: pathlib.Path, header: dict
-) -> Iterator[tuple[BinaryIO, int]]:
-  """The output, locked and at its end, and the number of lines it has.
+) -> Iterator[tuple[BinaryIO, int, int]]:
+  """The output, locked and at its end; how many lines it has, and refusals.
 
   Its header goes to `<output>.job` before the first line is written.
   """
@@ -127,7 +139,7 @@ def _opened(
       raise ValueError(f"{beside}: it is a folder; name another output.")
     else:
       _write_header(beside, header)
-    yield file, _finished(output, file)
+    yield file, *_finished(output, file)
 
 
 def _write_header(path: pathlib.Path, header: dict) -> None:
@@ -168,9 +180,9 @@ def _same_job(output: pathlib.Path, beside: pathlib.Path, header: dict) -> None:
     )
 
 
-def _finished(output: pathlib.Path, file: BinaryIO) -> int:
-  """Cuts off a torn last line and counts the others."""
-  count = end = 0
+def _finished(output: pathlib.Path, file: BinaryIO) -> tuple[int, int]:
+  """Cuts off a torn last line and counts the others, and the refusals."""
+  count = end = wrong = 0
   file.seek(0)
   for raw in file:
     if not raw.endswith(b"\n"):
@@ -181,24 +193,64 @@ def _finished(output: pathlib.Path, file: BinaryIO) -> int:
           f"{output}: its line {count} was not written by this job; choose"
           " another output, or remove it to begin anew."
       )
+    wrong += b', "error": "line %d: ' % count in raw
   file.truncate(end)
-  return count
+  return count, wrong
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-  """Turns SIGTERM and ctrl-C into a question; a second one ends at once."""
-  asked, old = [], {}
+def interruptible(
+    tell: Callable[[], None] = lambda: None,
+) -> Iterator[Callable[[], bool]]:
+  """Turns SIGTERM and ctrl-C into a question; a second one ends at once.
+
+  `tell()` is called by another thread as soon as the first one comes, though
+  the answer may wait: Python's own handlers run between calls, and compiling
+  is one long call.
+  """
+  asked, came, old = [], [], {}
 
   def ask(number, frame):
     asked.append(number)
     for each, handler in old.items():
       signal.signal(each, handler)
 
+  def heard(number):
+    if number not in old:
+      return
+    came.append(number)
+    if len(came) == 1:
+      tell()
+    elif not asked:  # `ask` still waits; what is finished is on disk
+      os._exit(130)
+
   for number in (signal.SIGTERM, signal.SIGINT):
     old[number] = signal.signal(number, ask)
   try:
-    yield lambda: bool(asked)
+    with _listening(heard):
+      yield lambda: bool(asked)
   finally:
     for number, handler in old.items():
       signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _listening(heard: Callable[[int], None]) -> Iterator[None]:
+  """A thread calls `heard(number)` for each handled signal when it comes."""
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+
+  def listen():
+    while raw := os.read(reader, 1):
+      heard(raw[0])
+
+  thread = threading.Thread(target=listen, daemon=True)
+  thread.start()
+  before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(before)
+    os.close(writer)
+    thread.join()
+    os.close(reader)

@@ -5,6 +5,9 @@ kept before stops cut the block; emitted: tokens after it; bonus: rounds whose
 drafts all stood; dropped: tokens that stops and budgets cut off.
 """
 
+import time
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
@@ -37,3 +40,50 @@ def summary(tally: Tally) -> dict[str, float | list[float]]:
       "reached_rate": share(passed.sum(), reached.sum()),
       "overlap": share(info.overlap.sum(), reached.sum()),
   }
+
+
+def words(summary: dict) -> dict[str, str]:
+  """A summary to be read; drafts' measures only where there were any."""
+  out = {
+      "tokens": f"{summary['emitted']}",
+      "target passes": f"{summary['rounds']}",
+      "acceptance length": f"{summary['acceptance_length']:.2f}",
+  }
+  if summary["drafted"]:
+    by = " ".join(f"{x:.2f}" for x in summary["conditional"])
+    out |= {
+        "acceptance by position": by,
+        "accepted / judged": f"{summary['reached_rate']:.3f}",
+        "mean sum min(p, q)": f"{summary['overlap']:.3f}",
+    }
+  return out
+
+
+class Pace:
+  """Time to the first tokens, and the rate of those that come after them.
+
+  The two are apart because the first wait is mostly the prompt's.
+  """
+
+  def __init__(self, clock: Callable[[], float] = time.monotonic):
+    self._clock, self._began = clock, clock()
+    self._first = self._last = None
+    self._later = 0
+
+  def saw(self, tokens: int) -> None:
+    """Tells that so many new tokens have just come."""
+    self._last = self._clock()
+    if self._first is None:
+      self._first = self._last
+    else:
+      self._later += tokens
+
+  @property
+  def wait(self) -> float:
+    """Seconds to the first tokens."""
+    return self._first - self._began
+
+  @property
+  def rate(self) -> float:
+    """Tokens a second after the first; 0 if they were all."""
+    return self._later / (self._last - self._first) if self._later else 0.0

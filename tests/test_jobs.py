@@ -1,6 +1,7 @@
 """Nothing lost, nothing twice, order kept: jobs, requests, serving."""
 
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -154,14 +156,14 @@ def folder(tmp_path):
 
 def test_every_line_is_answered_once_and_in_order(folder):
   ticks = []
-  assert go(folder, tick=lambda *x: ticks.append(x)) == 12
+  assert go(folder, tick=lambda *x: ticks.append(x)) == (12, 1, 12)
   out = (folder / "out.jsonl").read_text().splitlines()
   records = [json.loads(x) for x in out]
   assert [r["line"] for r in records] == [*range(1, 13)]
   assert "line 5: it is not JSON" in records[4]["error"]
   assert records[3]["text"] == "é3" * 6
   assert ticks[0] == (0, 12) and ticks[-1] == (12, 12)
-  assert go(folder) == 0
+  assert go(folder) == (0, 1, 12)
 
 
 def test_any_torn_output_is_completed_to_the_same_bytes(folder):
@@ -171,7 +173,7 @@ def test_any_torn_output_is_completed_to_the_same_bytes(folder):
   edges = [i + j for i, b in enumerate(whole) if b == 10 for j in (0, 1)]
   for end in sorted({*range(0, len(whole), 23), *edges[:-1]}):
     out.write_bytes(whole[:end])
-    assert go(folder) == 12 - whole[:end].count(b"\n")
+    assert go(folder) == (12 - whole[:end].count(b"\n"), 1, 12)
     assert out.read_bytes() == whole
 
 
@@ -197,7 +199,7 @@ def test_a_stop_leaves_what_is_finished(folder):
   with pytest.raises(jobs.Stopped, match="of 12 lines written"):
     go(folder, stopped=lambda: True)
   done = (folder / "out.jsonl").read_bytes().count(b"\n")
-  assert go(folder) == 12 - done
+  assert go(folder).new == 12 - done
 
 
 def refused(says, folder, *rest, **options):
@@ -242,21 +244,21 @@ def test_foreign_and_odd_outputs_are_refused(folder):
 def test_settings_may_change_before_anything_is_written(folder):
   with pytest.raises(MemoryError):
     go(folder, answers=lambda *_: (_ for _ in ()).throw(MemoryError))
-  assert go(folder, {"T": 0.5}) == 12
+  assert go(folder, {"T": 0.5}).new == 12
 
 
 def test_a_second_process_is_refused(folder):
   with open(folder / "out.jsonl", "ab") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     refused("another process", folder)
-  assert go(folder) == 12
+  assert go(folder).new == 12
 
 
 def test_half_a_surrogate_pair_can_be_answered(folder):
   (folder / "in.jsonl").write_text('{"id": "\\ud800", "prompt": "x"}')
   echo = lambda found, _: iter([[(r.line, {"line": r.line, **r.echo})
                                  for r in found]])
-  assert go(folder, answers=echo) == 1
+  assert go(folder, answers=echo) == (1, 0, 1)
   assert json.loads((folder / "out.jsonl").read_bytes())["id"] == "\ud800"
 
 
@@ -276,6 +278,31 @@ def _asked_twice():
     assert stopped()
     with pytest.raises(KeyboardInterrupt):  # the second one ends at once
       os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_refusals_are_told_from_texts_about_errors(tmp_path):
+  told = '"error": "line 1: ", "error": "line 2: x"'
+  rows = [{"id": {"error": told}, "prompt": told}, {}, {"prompt": told}]
+  (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  shouted = lambda found, longest: shout(
+      (r._replace(echo={**r.echo, "prompt": told}) for r in found), longest
+  )
+  assert go(tmp_path, answers=shouted) == (3, 1, 3)
+  assert go(tmp_path) == (0, 1, 3)
+
+
+def test_signals_are_heard_amid_a_long_call(monkeypatch):
+  monkeypatch.setattr(os, "_exit", lambda code: told.append((code, busy)))
+  told, busy = [], True
+  with jobs.interruptible(lambda: told.append(("heard", busy))) as stopped:
+    for delay in (0.1, 0.2):
+      kill = (os.getpid(), signal.SIGTERM)
+      threading.Timer(delay, os.kill, kill).start()
+    # Like compiling: one call, in which Python's own handlers do not run.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000)
+    busy = False
+    assert stopped()
+  assert told == [("heard", True), (130, True)]
 
 
 def test_only_text_that_no_stop_can_claim_is_shown():

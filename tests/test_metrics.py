@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specjax.metrics import summary
+from specjax.metrics import Pace, summary, words
 from specjax.types import Info, Tally
 
 
@@ -42,3 +42,22 @@ def test_zero_drafts_have_no_positions():
   empty = np.zeros((2, 0), int)
   got = summary(tally(reached=empty, passed=empty, overlap=empty))
   assert got["conditional"] == [] and got["reached_rate"] == 0.0
+
+
+def test_words_tell_of_drafts_only_where_there_were_any():
+  shown = words(summary(tally()))
+  assert shown["acceptance length"] == "2.00"
+  assert shown["acceptance by position"] == "0.67 0.50 1.00"
+  assert shown["accepted / judged"] == "0.667"
+  plain = words(summary(tally(drafted=[0, 0])))
+  assert list(plain) == ["tokens", "target passes", "acceptance length"]
+
+
+def test_pace_parts_the_first_wait_from_the_rate():
+  times = iter([1.0, 3.0, 4.0, 7.0])
+  pace = Pace(lambda: next(times))
+  pace.saw(9)
+  assert (pace.wait, pace.rate) == (2.0, 0.0)
+  pace.saw(3)
+  pace.saw(5)
+  assert (pace.wait, pace.rate) == (2.0, 2.0)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from specjax.sharding import alone, spec
+from specjax.sharding import alone, laid, spec
 
 FEW = 16  # rows; more are no faster with the weight on the left
 
@@ -21,16 +21,18 @@ def product(x: jax.Array, weight: jax.Array, out: str | None) -> jax.Array:
   if x.dtype == jnp.bfloat16 and B * T == 1:
     return _plain(jnp.concatenate([x, x], 1), weight, out)[:, :1]
   if x.dtype == jnp.float32 and 1 < B * T <= FEW:
-    return _few(x, weight)
+    return _few(x, weight, out)
   return _plain(x, weight, out)
 
 
-def _few(x, weight):
+def _few(x, weight, out):
   B, T, I = x.shape
-  rows = jnp.pad(x.reshape(B * T, I), ((0, -B * T % 4), (0, 0)))
+  # All on one device: nothing moves, but a mesh wants to know the layout.
+  x, weight = laid(x, None, None, None), laid(weight, None, None)
+  rows = jnp.pad(x.reshape(1, B * T, I), ((0, 0), (0, -B * T % 4), (0, 0)))
   # As an einsum over a batch of one: XLA turns a plain product back.
-  y = jnp.einsum("oi,bti->obt", weight, rows[None])
-  return jnp.moveaxis(y, 0, 2)[0, : B * T].reshape(B, T, -1)
+  y = jnp.moveaxis(jnp.einsum("oi,bti->obt", weight, rows), 0, 2)
+  return laid(y[0, : B * T].reshape(B, T, -1), "batch", None, out)
 
 
 def _plain(x, weight, out):

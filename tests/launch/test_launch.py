@@ -125,9 +125,13 @@ def test_a_job_and_samples_run(files, tmp_path, capsys, quick_compiles):
   assert (found[2]["id"], found[0]["prompt"]) == (9, "def")
   header = json.loads((tmp_path / "out.jsonl.job").read_text())
   assert str(tmp_path) not in json.dumps(header)
+  for again in ("", "all lines are there"):
+    err = capsys.readouterr().err
+    last = err.splitlines()[-1]
+    assert "1 of 3 lines could not be answered" in last
+    assert str(output) in last and again in err
+    generate.main(job)
   capsys.readouterr()
-  generate.main(job)
-  assert "all lines are there" in capsys.readouterr().err
   job.seed = 5
   with pytest.raises(ValueError, match="begun with seed = 0 and not 5"):
     generate.main(job)
@@ -139,22 +143,30 @@ def test_a_job_and_samples_run(files, tmp_path, capsys, quick_compiles):
   assert out.count("--- sample") == 2 and not err
 
 
-def test_a_bench_page_has_its_numbers():
-  bench = script("bench")
-  cost = dict(drafter_step_over_target_pass=0.1, verify_k1_over_1=1.25,
-              rounds_over_parts=1.05)
-  records = [
-      dict(kind="machine", baseline_window=2, window_2_over_1=0.9,
-           **bench.machine()),
-      dict(kind="speed", k=4, temperature=0.0, speedup=1.75, conditional=[0.5],
-           quartiles=[1.5, 2.0], acceptance_length=2.5, reached_rate=0.625,
-           overlap=0.62),
-      dict(kind="cost", k=4, **{name: cost for name in bench.LAWS}),
-  ]
-  page = "\n".join(bench.markdown(records))
-  for number in ("1.75 (1.50 to 2.00)", "0.625", "0.620", "0.100", "1.25",
-                 "1.05", "2 wide"):
-    assert number in page
+def test_scripts_share_their_flags():
+  words = script("words")
+  for name in ("generate", "bench"):
+    assert words.FLAGS.keys() <= script(name).FLAGS.keys()
+
+
+@pytest.mark.parametrize(
+    "sentence, flags",
+    [
+        ("sampling: top_p = 2 in row 0; it must be less.", "--top_p: "),
+        ("sampling: repetition = 0; more.", "--repetition_penalty: "),
+        ("sampling: temperature = -1 in row 0; more.", "--temperatures: "),
+        ("mesh: 9 x 9 needs 81 devices.", "--mesh: "),
+        ("out.jsonl: begun with seed = 0 and not 5.", "--seed: "),
+        ("[Errno 2] No such file: 'a/b.jsonl'.", "--prompts: "),
+        ("--seed=x: give a number; top_p = 2.", ""),
+        ("the prompt is empty.", ""),
+    ],
+)
+def test_a_sentence_leads_to_its_flag(sentence, flags):
+  shell, bench = script("shell"), script("bench")
+  given = dict.fromkeys((*bench.FLAGS, "top_p", "repetition_penalty"))
+  given |= dict(prompts="a/b.jsonl", target="the", k=["2"])
+  assert shell.with_flags(sentence, given) == flags + sentence
 
 
 def test_prompts_of_the_repository_are_good():
@@ -181,9 +193,21 @@ def test_a_mistake_ends_the_script_without_a_traceback(tmp_path):
   assert ended.returncode == 1 and not ended.stdout
   assert ended.stderr.startswith("generate.py: --config: 'temprature' is")
   assert ended.stderr.count("\n") == 1
-  ended = run("--prompt=x", "--config=missing.py")
-  assert ended.returncode == 1 and "Traceback" not in ended.stderr
-  assert "missing.py" in ended.stderr
+  ended = run("--prompt=x", "--config", "missing.py:small", "--config.seed=1")
+  assert ended.returncode == 1 and not ended.stdout
+  assert ended.stderr == (
+      "generate.py: --config=missing.py:small: there is no such file; give a"
+      " Python file with get_config(), such as configs/embedded.py.\n"
+  )
+  ended = run("--prompt=x", "--top_p=2")
+  assert ended.returncode == 1
+  assert ended.stderr.startswith("generate.py: --top_p: sampling: top_p = 2;")
+
+
+def test_help_is_no_failure():
+  ended = run("--help")
+  assert ended.returncode == 0 and not ended.stderr
+  assert "--num_speculative_tokens" in ended.stdout
 
 
 @pytest.mark.slow
