@@ -29,7 +29,8 @@ def attend(q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0):
   not see may hold any keys and any finite values (`cache.sound`).
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
-  while COPIED * prefix <= slots:
+  # One prefix at least: without a switch a CPU copies the cache as it writes.
+  while prefix < slots and (not sizes or COPIED * prefix <= slots):
     sizes, prefix = [*sizes, prefix], 2 * prefix
   sizes.append(slots)
   run = lambda n: lambda q, kv, pos: _attend(
