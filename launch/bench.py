@@ -17,7 +17,7 @@ import jax
 import shell
 import words
 
-from specjax import bench
+from specjax import bench, sampling
 
 FLAGS = words.FLAGS | dict(
     drafter=("autoregressive", "autoregressive or ngram."),
@@ -33,6 +33,10 @@ FLAGS = words.FLAGS | dict(
 def main(c):
   ks = [number("k", k, int) for k in c.k]
   heats = [number("temperatures", t, float) for t in c.temperatures]
+  if not all(1 <= k <= 64 for k in ks):
+    raise ValueError(f"--k={', '.join(c.k)}: each must lie in 1..64.")
+  for heat in heats:
+    sampling.params(1, temperature=heat)  # before minutes are spent
   if min(c.repeats, c.new_tokens) < 1:
     raise ValueError("--repeats and --new_tokens must be at least 1.")
   if c.drafter == "nothing":

@@ -175,6 +175,7 @@ def say(sentence: str) -> None:
 
 def interrupted() -> None:
   """Ends the script at once, from any thread: nothing is to be kept."""
+  sys.stdout.flush()
   say("interrupted.")
   os._exit(130)
 

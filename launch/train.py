@@ -52,9 +52,10 @@ def main(argv):
       fresh(c.drafter.model, c.seed + 1), losses.distill, train, target,
   )
   plan = answers.Plan(**c.drafter.answers.to_dict(), seed=c.seed)
-  own = answers.collect(target, train, plan, work / "answers")
+  key = answers.key(target, train, plan)
+  own = answers.collect(target, train, plan, work / f"answers-{key}")
   drafter = stage(
-      "tuned", c.drafter.tuned, c.seed + 2, drafter, losses.distill, own,
+      f"tuned-{key}", c.drafter.tuned, c.seed + 2, drafter, losses.distill, own,
       target,
   )
   safetensors.save(drafter, work / "drafter.safetensors")

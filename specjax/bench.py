@@ -66,7 +66,7 @@ def begin(setup: Setup, drafter, tokens: list[int], **sampling):
   return states.prefill(
       setup.target, drafter, [tokens], max_new_tokens=setup.new_tokens,
       chunks=(CHUNK,), sampling=sampling,
-      capacity=longest + CHUNK,  # the widest window fits
+      capacity=longest + max(CHUNK, drafter.K + 1),  # the widest window fits
   )
 
 

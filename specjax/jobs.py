@@ -193,7 +193,7 @@ def _finished(output: pathlib.Path, file: BinaryIO) -> tuple[int, int]:
           f"{output}: its line {count} was not written by this job; choose"
           " another output, or remove it to begin anew."
       )
-    wrong += b', "error": "line %d: ' % count in raw
+    wrong += b'"error": ' in raw and "error" in json.loads(raw)
   file.truncate(end)
   return count, wrong
 

@@ -9,7 +9,7 @@ from specjax import bench, rules
 from specjax.testing import pair
 
 COST = dict(drafter_step_over_target_pass=0.1, verify_k1_over_1=1.25,
-            rounds_over_parts=1.05)
+            rounds_over_both=1.05, rounds_over_parts=1.15)
 SPEED = dict(kind="speed", k=4, temperature=0.0, speedup=1.75,
              conditional=[0.5], quartiles=[1.5, 2.0], acceptance_length=2.5,
              reached_rate=0.625, overlap=0.62)
@@ -42,10 +42,11 @@ def test_costs_are_shares_of_a_turn():
   turns = lambda *x: np.array(x, float)
   got = bench.shares(
       dict(propose=turns(2, 20), verify=turns(4, 40), one=turns(2, 20),
-           rounds=turns(9, 90)), 4
+           both=turns(7.2, 72), rounds=turns(9, 90)), 4
   )
   assert got.pop("milliseconds")["one"] == 11e3 / bench.LOOP
-  assert got == dict(rounds_over_parts=1.5, verify_k1_over_1=2.0,
+  assert got == dict(rounds_over_parts=1.5, rounds_over_both=1.25,
+                     verify_k1_over_1=2.0,
                      drafter_step_over_target_pass=0.25)
 
 
@@ -81,7 +82,7 @@ def test_records_are_written_as_lines_and_as_a_page(tmp_path):
       "| 4 | 0 | 1.75 (1.50 to 2.00) | 2.50 | 0.50 | 0.625 | 0.620 |" in rows
   )
   for law in bench.LAWS:
-    assert f"| 4 | {law} | 0.100 | 1.25 | 1.05 |" in rows
+    assert f"| 4 | {law} | 0.100 | 1.25 | 1.05 | 1.15 |" in rows
   assert "    python x.py" in rows and "2 wide (2 against 1" in page
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache
+from specjax.attention import attend
 from specjax.states import bucket
 from specjax.types import KV
 
@@ -41,3 +42,19 @@ def test_buckets_are_powers_of_two_times_128_and_fit():
     assert slots == 128 or slots // 2 < limit + 256
     seen.add(slots)
   assert seen == {512, 1024, 2048, 4096}
+
+
+def test_a_bad_value_is_moved_to_its_key():
+  new = KV(jnp.ones((1, 1, 3, 4)), jnp.ones((1, 1, 3, 4)))
+  bad = new._replace(v=new.v.at[0, 0, 1, 2].set(jnp.inf))
+  got = cache.sound(bad)
+  assert jnp.isnan(got.k[0, 0, 1]).all() and (got.v[0, 0, 1] == 0).all()
+  for i in (0, 2):
+    np.testing.assert_array_equal(got.k[0, 0, i], new.k[0, 0, i])
+    np.testing.assert_array_equal(got.v[0, 0, i], new.v[0, 0, i])
+  run = lambda kv: attend(
+      jnp.ones((1, 3, 1, 4)), kv, jnp.arange(3)[None], scale=1.0
+  )
+  out, clean = run(got), run(cache.sound(new))
+  np.testing.assert_array_equal(out[:, 0], clean[:, 0])  # does not see it
+  assert jnp.isnan(out[:, 1:]).all()  # sees it

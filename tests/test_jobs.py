@@ -282,7 +282,7 @@ def _asked_twice():
 
 def test_refusals_are_told_from_texts_about_errors(tmp_path):
   told = '"error": "line 1: ", "error": "line 2: x"'
-  rows = [{"id": {"error": told}, "prompt": told}, {}, {"prompt": told}]
+  rows = [{"id": {"a": 1, "error": told}, "prompt": told}, {}, {"prompt": told}]
   (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
   shouted = lambda found, longest: shout(
       (r._replace(echo={**r.echo, "prompt": told}) for r in found), longest

@@ -5,9 +5,11 @@ other people's text alone (Zhou et al., DistillSpec, 2023).
 """
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 from rich import console, progress
 
@@ -35,13 +37,22 @@ class Plan:
         )
 
 
+def key(target, tokens: np.ndarray, plan: Plan) -> str:
+  """What the answers depend on, in 16 hex digits: for a folder's name."""
+  digest = hashlib.sha256(repr(plan).encode())
+  for x in (tokens, *jax.tree.leaves(target)):
+    digest.update(np.ascontiguousarray(x).tobytes())
+  return digest.hexdigest()[:16]
+
+
 def collect(
     target, tokens: np.ndarray, plan: Plan, folder: str | pathlib.Path
 ) -> np.ndarray:
   """Answers to places of `tokens` -> uint16 or int32 [N prompt + new].
 
-  `folder` keeps every finished batch, so a killed run goes on. Raises
-  ValueError when `tokens` are fewer than a prompt.
+  `folder` keeps every finished batch, so a killed run goes on; give what
+  depends on another `key` a folder of its own. Raises ValueError when
+  `tokens` are fewer than a prompt, FloatingPointError when logits fail.
   """
   if len(tokens) < plan.prompt:
     raise ValueError(
@@ -73,7 +84,12 @@ def _batch(target, tokens, plan, i):
   state = states.prefill(
       target, alone, prompts, max_new_tokens=plan.new, chunks=(chunk,),
       sampling=dict(temperature=heats), seed=int(rng.integers(2**30)),
-      capacity=plan.prompt + plan.new + chunk,  # no slot more: all are read
+      capacity=plan.prompt + plan.new + chunk,  # a CPU reads all of them
   )
   state, _ = engine.generate(target, alone, state)
+  if (np.asarray(state.rows.length) < plan.prompt + plan.new).any():
+    raise FloatingPointError(
+        f"answers: the target's logits are not finite in batch {i}; train it"
+        " anew at a lower rate."
+    )
   return np.asarray(state.rows.tokens)[:, : plan.prompt + plan.new]

@@ -202,8 +202,8 @@ def cached(
 def prompts(texts: Iterable[str], count: int = 20) -> list[str]:
   """Returns the first lines of a function or class from each of `count` texts.
 
-  A prompt is 100 to 200 characters, so that 200 tokens after it stay within
-  the trained length of 256, and stops before a newline, not after it: the
+  A prompt is 100 to 200 characters, so that 200 tokens after it stay near the
+  trained length of 256, and stops before a newline, not after it: the
   newline and the next line's indent are one token, the model's to choose.
   Raises ValueError where too few texts have such a place.
   """

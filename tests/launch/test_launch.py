@@ -143,12 +143,6 @@ def test_a_job_and_samples_run(files, tmp_path, capsys, quick_compiles):
   assert out.count("--- sample") == 2 and not err
 
 
-def test_scripts_share_their_flags():
-  words = script("words")
-  for name in ("generate", "bench"):
-    assert words.FLAGS.keys() <= script(name).FLAGS.keys()
-
-
 @pytest.mark.parametrize(
     "sentence, flags",
     [

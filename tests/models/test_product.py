@@ -1,23 +1,29 @@
 """Every way a product is written gives the same numbers."""
 
+import contextlib
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.models.product import FEW, product
+from specjax.sharding import mesh
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "shape", [(1, 1), (1, 2), (2, 1), (1, 5), (3, 3), (1, FEW), (2, 40)]
 )
-def test_a_product_is_that_of_numpy(shape, dtype):
+@pytest.mark.parametrize("here", [None, mesh])
+def test_a_product_is_that_of_numpy(shape, dtype, here):
   rng = np.random.default_rng(0)
   x, w = (
       jnp.asarray(rng.standard_normal(s), dtype)
       for s in ((*shape, 24), (20, 24))
   )
-  got = product(x, w, None)
+  with jax.set_mesh(here()) if here else contextlib.nullcontext():
+    got = jax.jit(product, static_argnums=2)(x, w, "vocab")
   assert got.dtype == jnp.float32 and got.shape == (*shape, 20)
   want = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
   np.testing.assert_allclose(got, want, atol=1e-5 if dtype == "float32" else .1)

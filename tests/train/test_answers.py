@@ -34,8 +34,18 @@ def test_answers_continue_the_corpus_and_a_killed_run_goes_on(
     patch.setattr(engine, "generate", killed)
     with pytest.raises(KeyboardInterrupt):
       answers.collect(tiny.target, TOKENS, _plan(), tmp_path / "b")
-  again = answers.collect(tiny.target, TOKENS, _plan(), tmp_path / "b")
+  calls.clear()
+  with monkeypatch.context() as patch:
+    patch.setattr(engine, "generate", lambda *a: calls.append(1) or real(*a))
+    again = answers.collect(tiny.target, TOKENS, _plan(), tmp_path / "b")
+  assert len(calls) == 2  # the first batch was kept
   np.testing.assert_array_equal(again, whole)
+
+
+def test_a_key_tells_plans_and_targets_apart(tiny):
+  key = lambda target=tiny.target, **c: answers.key(target, TOKENS, _plan(**c))
+  assert key() == key()
+  assert len({key(), key(seed=1), key(new=7), key(tiny.drafter.model)}) == 4
 
 
 def test_a_plan_without_sense_is_refused(tiny, tmp_path):
