@@ -42,6 +42,7 @@ def main(c):
   if c.drafter == "nothing":
     raise ValueError("--drafter=nothing is the baseline; name another.")
   out = c.out or f"docs/results/embedded-{datetime.date.today()}"
+  bench.writable(out)
   c.num_speculative_tokens = max(ks)
   with jax.set_mesh(words.mesh(c.mesh)):
     m = words.models(c)

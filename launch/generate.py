@@ -45,6 +45,7 @@ FLAGS = words.FLAGS | dict(
     stats=(True, "Show the summary."),
     batch=(8, "Rows that a job answers side by side."),
 )
+COMPILING = "compiling, which a later start finds done ..."
 # What a job's text does not depend on may differ when it goes on.
 FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
         "samples", "target", "drafter_model")
@@ -88,7 +89,7 @@ def text(c, m, options):
     print(f"prompt: its first {r.truncated} tokens are left out.",
           file=sys.stderr)
   if c.stats:
-    print("compiling, which a later start finds done ...", file=sys.stderr)
+    print(COMPILING, file=sys.stderr)
   rate, columns, texts = {}, {}, {}
   with jobs.interruptible(shell.interrupted):
     for name, drafter in runs(c, m).items():
@@ -189,6 +190,8 @@ def job(c, m, options):
     )
 
   def noted(requests, longest):
+    if c.stats:
+      print(COMPILING, file=sys.stderr)
     keep = lambda r: asked.append((r, longest)) or r
     return answers(map(keep, requests) if c.compare else requests, longest)
 

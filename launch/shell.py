@@ -29,6 +29,7 @@ def define(names: dict[str, tuple]) -> None:
   }
   for name, (default, text) in names.items():
     shown = "none" if default in ("", ()) else default
+    shown = " ".join(shown) if isinstance(shown, tuple) else shown
     # Named as the script's own flags, so that --help lists them.
     kinds[type(default)](
         name, None, f"{text} [{shown}]", module_name=sys.argv[0]
@@ -74,10 +75,7 @@ def run(
   it was asked to end, 130; help that was asked for ends it with 0.
   """
   define(names)
-  app.define_help_flags()
-  for name in ("help", "helpshort", "helpfull", "helpxml"):
-    flag = flags.FLAGS[name]
-    flag.parse = functools.partial(_help, flag.parse)
+  help_ends_well()
   file = config_flags.DEFINE_config_file(
       "config", config, "A Python file with get_config(); flags win over it.",
       lock_config=True,
@@ -109,10 +107,18 @@ def run(
     _leave(with_flags(str(error), _given(names)), 1)
 
 
+def help_ends_well() -> None:
+  """Help that was asked for ends a script with a code of 0; absl's is 1."""
+  app.define_help_flags()
+  for name in ("help", "helpshort", "helpfull", "helpxml"):
+    flag = flags.FLAGS[name]
+    flag.parse = functools.partial(_help, flag.parse)
+
+
 def _help(parse: Callable, word) -> None:
   try:
     parse(word)
-  except SystemExit:  # absl's code is 1
+  except SystemExit:
     sys.exit(0)
 
 

@@ -14,6 +14,7 @@ import pathlib
 import sys
 
 import jax
+import shell
 from absl import app, flags, logging
 from flax import nnx
 from ml_collections import config_flags
@@ -31,10 +32,17 @@ def main(argv):
   del argv
   c, work = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   work.mkdir(parents=True, exist_ok=True)
+  plan = answers.Plan(**c.drafter.answers.to_dict(), seed=c.seed)
+  recipe = lambda wish, seed: loop.Recipe(**wish.to_dict(), seed=seed)
+  tuning = recipe(c.drafter.tuned, c.seed + 2)
+  if plan.prompt + plan.new != tuning.length + 1:
+    raise ValueError(
+        f"drafter.answers: prompt + new = {plan.prompt + plan.new} tokens; it"
+        f" must be one more than drafter.tuned.length = {tuning.length}."
+    )
   train, heldout = (corpus.cached(s, work) for s in corpus.SPLITS)
 
-  def stage(name, wish, seed, model, loss, tokens, *others):
-    recipe = loop.Recipe(**wish.to_dict(), seed=seed)
+  def stage(name, recipe, model, loss, tokens, *others):
     return loop.run(
         model, loss, recipe, tokens, heldout, work / name, others, name
     )
@@ -43,24 +51,22 @@ def main(argv):
     return Decoder(Config(**wish.to_dict()), rngs=nnx.Rngs(seed))
 
   target = stage(
-      "target", c.target.recipe, c.seed, fresh(c.target.model, c.seed),
-      losses.next_token, train,
+      "target", recipe(c.target.recipe, c.seed),
+      fresh(c.target.model, c.seed), losses.next_token, train
   )
   safetensors.save(target, work / "target.safetensors")
   drafter = stage(
-      "drafter", c.drafter.recipe, c.seed + 1,
+      "drafter", recipe(c.drafter.recipe, c.seed + 1),
       fresh(c.drafter.model, c.seed + 1), losses.distill, train, target,
   )
-  plan = answers.Plan(**c.drafter.answers.to_dict(), seed=c.seed)
-  key = answers.key(target, train, plan)
-  own = answers.collect(target, train, plan, work / f"answers-{key}")
+  folder = work / f"answers-{answers.key(target, train, plan)}"
+  own = answers.collect(target, train, plan, folder)
   drafter = stage(
-      f"tuned-{key}", c.drafter.tuned, c.seed + 2, drafter, losses.distill, own,
-      target,
+      f"tuned-{answers.key(drafter, own, tuning)}", tuning, drafter,
+      losses.distill, own, target,
   )
   safetensors.save(drafter, work / "drafter.safetensors")
-  r = loop.Recipe(**c.drafter.tuned.to_dict(), seed=c.seed)
-  r = dataclasses.replace(r, eval_batches=c.final_batches)
+  r = dataclasses.replace(tuning, eval_batches=c.final_batches)
   score = lambda f, *m: loop.evaluate(m[0], f, r, heldout, m[1:])
   result = {
       "target_heldout_loss": score(losses.next_token, target),
@@ -77,7 +83,8 @@ if __name__ == "__main__":
   logging.get_absl_logger().addFilter(quiet)
   cache = os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")
   jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
+  shell.help_ends_well()
   try:
     app.run(main)
-  except (loop.Stopped, FloatingPointError) as ended:
+  except (loop.Stopped, FloatingPointError, ValueError) as ended:
     sys.exit(str(ended))

@@ -271,6 +271,14 @@ def machine(command: str) -> dict:
   )
 
 
+def writable(out: str | pathlib.Path) -> None:
+  """Raises OSError when `write` could not write there, before the hours."""
+  out = pathlib.Path(out)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  with open(out.with_name(out.name + ".jsonl"), "a"):
+    pass
+
+
 def write(out: str | pathlib.Path, records: list[dict]) -> str:
   """Writes the records as `out`.jsonl and `out`.md; returns the page."""
   out = pathlib.Path(out)

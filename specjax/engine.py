@@ -308,7 +308,8 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
   # the cut is exact, and no rule meets a NaN that it must not read.
   known = jnp.sum(jnp.cumprod(scores.finite.astype(jnp.int32), 1), 1)
   if draft.logits is not None:
-    drawn = ~jnp.any(jnp.isnan(draft.logits), -1)
+    # All -inf, as a greedy law of NaN is, is no law either.
+    drawn = jnp.isfinite(jnp.max(draft.logits, -1))
     sound = jnp.sum(jnp.cumprod(drawn.astype(jnp.int32), 1), 1)
     known = jnp.minimum(known, sound)
   draft = draft._replace(count=jnp.minimum(draft.count, known))

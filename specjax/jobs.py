@@ -83,7 +83,7 @@ def run(
         done += len(out)
         wrong += sum("error" in record for record in out)
         tick(done, total)
-      if stopped():
+      if stopped() and done < total:
         raise Stopped(
             f"{output}: stopped with {done} of {total} lines written; the same"
             " command goes on from there."

@@ -188,6 +188,20 @@ class TestBadNumbers:
         },
     )
 
+  @pytest.mark.parametrize("rule", [rules.token, rules.block])
+  def test_a_drafter_without_a_law_changes_no_greedy_text(self, tiny, rule):
+    from specjax.drafters.autoregressive import Autoregressive
+    from specjax.testing.pair import decoder
+
+    model = decoder(tiny.V, layers=2, boost=4.0)
+    table = model.embedding[...]
+    model.embedding[...] = table.at[jnp.arange(10)].set(jnp.nan)
+    drafter = Autoregressive(model, tiny.K)
+    state = tiny.prefill(drafter=drafter, sampling=dict(temperature=0.0))
+    texts = tiny.outputs(state, drafter=drafter, rule=rule)
+    for prompt, text in zip(tiny.PROMPTS, texts):
+      assert text == tiny.greedy(prompt, 16)
+
   @pytest.mark.parametrize("temperature", [0.0, 1.0])
   @pytest.mark.parametrize("rule", [rules.token, rules.block])
   def test_only_the_row_ends_and_it_can_be_refilled(

@@ -37,10 +37,10 @@ class Plan:
         )
 
 
-def key(target, tokens: np.ndarray, plan: Plan) -> str:
-  """What the answers depend on, in 16 hex digits: for a folder's name."""
+def key(model, tokens: np.ndarray, plan) -> str:
+  """What a result depends on, in 16 hex digits: for a folder's name."""
   digest = hashlib.sha256(repr(plan).encode())
-  for x in (tokens, *jax.tree.leaves(target)):
+  for x in (tokens, *jax.tree.leaves(model)):
     digest.update(np.ascontiguousarray(x).tobytes())
   return digest.hexdigest()[:16]
 
