@@ -22,6 +22,7 @@ from specjax import bench, sampling
 FLAGS = words.FLAGS | dict(
     drafter=("autoregressive", "autoregressive or ngram."),
     prompts=("configs/prompts/heldout.jsonl", "JSONL lines with a prompt."),
+    chat=(False, "Prompts are users' turns, by the target's template."),
     k=(("2", "4"), "Drafts a round; repeat for several."),
     temperatures=(("0", "1"), "Repeat for several."),
     new_tokens=(200, "Tokens written after each prompt, ends ignored."),
@@ -46,22 +47,24 @@ def main(c):
   c.num_speculative_tokens = max(ks)
   with jax.set_mesh(words.mesh(c.mesh)):
     m = words.models(c)
-    texts = bench.prompts(c.prompts, c.new_tokens, m.tokenizer)
+    target = words.Model(m.target, m.tokenizer, m.prints["target"])
+    texts = bench.prompts(c.prompts, c.new_tokens, m.tokenizer, c.chat)
     setup = bench.Setup(
         m.target, m.rule, texts, c.new_tokens, c.repeats, c.seed
     )
-    records = list(map(said, measured(c, setup, ks, heats)))
+    found = measured(c, target, setup, ks, heats)
+    records = list(map(said, found))
   print(bench.write(out, records))
 
 
-def measured(c, setup, ks, heats):
+def measured(c, target, setup, ks, heats):
   """The records, each as soon as it is there."""
   plain, windows = bench.baseline(setup)
   command = " ".join(["python", *map(shlex.quote, sys.argv)])
   yield dict(kind="machine", **bench.machine(command), **windows)
   for K in ks:
     c.num_speculative_tokens = K
-    drafter = words.look("drafter", c.drafter, words.DRAFTERS)(c)
+    drafter, _ = words.drafter(c, target)
     parts = {
         name: bench.costs(setup, drafter, law)
         for name, law in bench.LAWS.items()

@@ -19,12 +19,13 @@ import jax
 import shell
 import words
 
-from specjax import jobs, metrics, requests, serve, states, stream
+from specjax import chat, jobs, metrics, requests, serve, states, stream
 from specjax.drafters.nothing import Nothing
 from specjax.types import REASONS, STOP
 
 FLAGS = words.FLAGS | dict(
     prompt=("", "The text to go on from."),
+    chat=(False, "A prompt is a user's turn, by the target's template."),
     input=("", "A JSONL file of prompts, for a batch job."),
     output=("", "Where the job's lines go, in the order of --input."),
     num_speculative_tokens=(4, "Drafts a round, K."),
@@ -62,13 +63,15 @@ def main(c):
     raise ValueError("--samples and --batch must lie in 1..4096.")
   with jax.set_mesh(words.mesh(c.mesh)):
     m = words.models(c)
-    (job if c.input else text)(c, m, options(c, m.drafter.K))
+    if c.chat:  # a turn may end by a token that the tokenizer does not name
+      m.tokenizer.eos = chat.ends(m.tokenizer)
+    (job if c.input else text)(c, m, options(c, m))
 
 
-def options(c, K):
+def options(c, m):
   return requests.Options(
       max_new_tokens=c.max_new_tokens,
-      num_speculative_tokens=K,
+      num_speculative_tokens=m.drafter.K,
       sampling=dict(
           temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
           min_p=c.min_p, repetition=c.repetition_penalty,
@@ -79,6 +82,8 @@ def options(c, K):
       logprobs=None if c.logprobs < 0 else c.logprobs,
       max_prompt_tokens=c.max_prompt_tokens,
       truncate=c.truncate,
+      apart=m.target.opening is not None,
+      chat=c.chat,
   )
 
 
@@ -126,7 +131,9 @@ def write(c, m, options, r, drafter, show: bool):
   compiling = time.monotonic() - started
   pace = metrics.Pace()
   state = begin(c, m, options, r, drafter)
-  readers = [m.tokenizer.stream() for _ in range(c.samples)]
+  readers = [
+      m.tokenizer.stream(start=options.apart) for _ in range(c.samples)
+  ]
   shown = [stream.Visible(options.stop) for _ in range(c.samples)]
   parts = [[] for _ in range(c.samples)]
   for event in stream.stream(m.target, drafter, state, rule=m.rule):

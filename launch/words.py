@@ -1,38 +1,44 @@
 """The one table of command-line words, and what stands behind each."""
 
-import hashlib
 import importlib.resources
 import pathlib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import embedded, rules, sharding
+from specjax import embedded, pretrained, rules, sharding, vocabularies
 from specjax.checkpoint import safetensors
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
 from specjax.drafters.nothing import Nothing
+from specjax.models.translated import Translated
 from specjax.states import check_pair
 from specjax.text import Tokenizer
 
 # The flags of every script that writes text, name -> (default, help).
 FLAGS = dict(
-    target=("embedded", "embedded, or a .safetensors file of train.py."),
+    target=(
+        "embedded",
+        "embedded, a folder in the Hugging Face layout or of convert.py, a hub"
+        f" id (org/name), a .gguf file, {', '.join(pretrained.WORDS)}, or a"
+        " .safetensors file of train.py.",
+    ),
     drafter=("autoregressive", "autoregressive, ngram, or nothing (off)."),
     drafter_model=("embedded", "The autoregressive drafter, as --target."),
+    cross_vocabulary=(
+        False, "The drafter has another tokenizer: draft what both can say.",
+    ),
     rule=("token", "Acceptance rule: token or block."),
     dtype=("float32", "float32 or bfloat16."),
     mesh=("1x1", "Data x model shards."),
     seed=(0, "Sample, line or turn i has this seed plus i."),
 )
 RULES = {"token": rules.token, "block": rules.block}
+# Each makes (a drafter, prints of its files) from settings and the target.
 DRAFTERS = {
-    "autoregressive": lambda c: Autoregressive(
-        model("drafter_model", c.drafter_model, "drafter", c.dtype),
-        c.num_speculative_tokens,
-    ),
-    "ngram": lambda c: NGram(c.num_speculative_tokens),
-    "nothing": lambda c: Nothing(),
+    "autoregressive": lambda c, target: autoregressive(c, target),
+    "ngram": lambda c, target: (NGram(c.num_speculative_tokens), {}),
+    "nothing": lambda c, target: (Nothing(), {}),
 }
 
 
@@ -63,34 +69,78 @@ def mesh(word: str):
   return sharding.mesh(int(match[1]), int(match[2]))
 
 
-def path(flag: str, word: str, name: str) -> pathlib.Path:
-  """The file of a model: the word embedded, or the file's own path."""
+def own(word: str, name: str) -> pathlib.Path | None:
+  """The file of a model of ours: of the embedded pair, or of train.py."""
   if word == "embedded":
     return importlib.resources.files(embedded) / f"{name}.safetensors"
-  if not word.endswith(".safetensors"):
+  return pathlib.Path(word) if word.endswith(".safetensors") else None
+
+
+class Model(NamedTuple):
+  """A model of the command line, its tokenizer, a print of its content."""
+
+  module: Any
+  tokenizer: Any
+  print: str
+
+
+def model(flag: str, word: str, name: str, dtype: str) -> Model:
+  """Loads what --target or --drafter_model says; `name` is its role."""
+  file = own(word, name)
+  if file is None:
+    found = find(flag, word)
+    module, words = found.load(dtype), found.tokenizer()
+    return Model(module, fitting(flag, word, words, module), found.print())
+  module = safetensors.load(file, dtype)
+  beside = file.with_name("tokenizer.json")
+  alone = word == "embedded" or not beside.is_file()
+  words = embedded.tokenizer() if alone else Tokenizer(beside)
+  if alone and words.size != module.vocab:
     raise ValueError(
-        f"--{flag}={word}: give embedded, or a .safetensors file that"
-        " launch/train.py wrote."
+        f"--{flag}={word}: it has {module.vocab} tokens, the embedded tokenizer"
+        f" has {words.size}; put its tokenizer.json beside it."
     )
-  return pathlib.Path(word)
+  words = fitting(flag, word, words, module)
+  return Model(module, words, pretrained.digest([file]))
 
 
-def model(flag: str, word: str, name: str, dtype: str):
-  return safetensors.load(path(flag, word, name), dtype)
+def find(flag: str, word: str) -> pretrained.Found:
+  """The published checkpoint that a flag names."""
+  try:
+    return pretrained.find(word)
+  except ValueError as error:
+    reason = str(error).removeprefix(f"{word}: ")
+    raise ValueError(f"--{flag}={word}: {reason}") from None
 
 
-def tokenizer(word: str, vocab: int):
-  """The tokenizer.json beside a target, else the embedded one if it fits."""
-  beside = pathlib.Path(word).with_name("tokenizer.json")
-  own = word != "embedded" and beside.is_file()
-  found = Tokenizer(beside) if own else embedded.tokenizer()
-  if found.size > vocab or not own and found.size != vocab:
-    name = beside if own else "the embedded tokenizer"
+def fitting(flag: str, word: str, tokenizer, module):
+  """The tokenizer, when the model has all its ids (it may have more)."""
+  if tokenizer.size > module.vocab:
     raise ValueError(
-        f"--target={word}: it has {vocab} tokens, {name} has {found.size};"
-        " put its tokenizer.json beside it."
+        f"--{flag}={word}: its tokenizer has {tokenizer.size} tokens, the model"
+        f" only {module.vocab}."
     )
-  return found
+  return tokenizer
+
+
+def autoregressive(c, target: Model):
+  """A smaller model that drafts; with another vocabulary only when asked."""
+  found = model("drafter_model", c.drafter_model, "drafter", c.dtype)
+  K, prints = c.num_speculative_tokens, {"drafter_model": found.print}
+  drafter = found.module
+  ours, theirs = (m.tokenizer.token_bytes() for m in (target, found))
+  if ours != theirs and not c.cross_vocabulary:
+    raise ValueError(
+        f"--drafter_model={c.drafter_model}: its tokenizer is not that of"
+        f" --target={c.target}; choose one that shares it, or give"
+        " --cross_vocabulary to draft what both can say."
+    )
+  if c.cross_vocabulary:
+    tables = vocabularies.compare(
+        target.tokenizer, found.tokenizer, target.module.vocab, drafter.vocab
+    )
+    drafter = Translated(drafter, tables)
+  return Autoregressive(drafter, K), prints
 
 
 def models(c) -> Models:
@@ -103,18 +153,15 @@ def models(c) -> Models:
         " 1..64; --drafter=nothing turns speculation off."
     )
   rule = look("rule", c.rule, RULES)
-  make = look("drafter", c.drafter, DRAFTERS)
+  look("drafter", c.drafter, DRAFTERS)  # before a large target is read
   target = model("target", c.target, "target", c.dtype)
-  words = tokenizer(c.target, target.vocab)
-  drafter = make(c)
-  check_pair(target, drafter)
-  files = {"target": path("target", c.target, "target")}
-  if c.drafter == "autoregressive":
-    files["drafter_model"] = path("drafter_model", c.drafter_model, "drafter")
-  prints = {name: digest(file) for name, file in files.items()}
-  return Models(target, drafter, rule, words, prints)
+  found, prints = drafter(c, target)
+  prints = {"target": target.print} | prints
+  return Models(target.module, found, rule, target.tokenizer, prints)
 
 
-def digest(file: pathlib.Path) -> str:
-  with open(file, "rb") as data:
-    return hashlib.file_digest(data, "sha256").hexdigest()[:16]
+def drafter(c, target: Model):
+  """(the drafter that the settings name, prints of its files)."""
+  found, prints = look("drafter", c.drafter, DRAFTERS)(c, target)
+  check_pair(target.module, found)
+  return found, prints

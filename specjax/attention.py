@@ -20,13 +20,16 @@ def visible(pos: jax.Array, slots: int, window: int) -> jax.Array:
   return (age >= 0) & (age < window) if window else age >= 0
 
 
-def attend(q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0):
+def attend(
+    q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0, bias=None
+):
   """Grouped-query attention of a window over the slots it may see.
 
   q [B T H D] at positions pos [B T], kv [B K S D] already holding the window
   -> [B T H D]. Reads a static prefix of the slots chosen by the longest row,
   so that a round costs by length, not by capacity. Slots that a query does
-  not see may hold any keys and any finite values (`cache.sound`).
+  not see may hold any keys and any finite values (`cache.sound`). `bias`,
+  added to the scores, broadcasts to [B K T H/K S].
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
   factor = COPIED if alone("cpu") else 1
@@ -35,19 +38,20 @@ def attend(q: jax.Array, kv: KV, pos: jax.Array, *, window=0, scale, cap=0.0):
   while prefix < slots and (not sizes or factor * prefix <= slots):
     sizes, prefix = [*sizes, prefix], 2 * prefix
   sizes.append(slots)
-  run = lambda n: lambda q, kv, pos: _attend(
-      q, KV(kv.k[:, :, :n], kv.v[:, :, :n]), pos, window, scale, cap
+  run = lambda n: lambda q, kv, pos, bias: _attend(
+      q, KV(kv.k[:, :, :n], kv.v[:, :, :n]), pos, window, scale, cap,
+      None if bias is None else bias[..., :n],
   )
   # A window that fills its slots (training) has no shorter prefix, and the
   # gradient of a switch would keep every branch's residuals.
   if len(sizes) == 1 or q.shape[1] == slots:
-    return run(slots)(q, kv, pos)
+    return run(slots)(q, kv, pos, bias)
   longest = jnp.max(pos) + 1
   index = sum((longest > n).astype(jnp.int32) for n in sizes[:-1])
-  return jax.lax.switch(index, [run(n) for n in sizes], q, kv, pos)
+  return jax.lax.switch(index, [run(n) for n in sizes], q, kv, pos, bias)
 
 
-def _attend(q, kv, pos, window, scale, cap):
+def _attend(q, kv, pos, window, scale, cap, bias):
   B, T, H, D = q.shape
   K, S = kv.k.shape[1:3]
   lay = lambda x, *shape: x.reshape(
@@ -66,6 +70,8 @@ def _attend(q, kv, pos, window, scale, cap):
   score = lay(jnp.swapaxes(score, 2, 3), B, K, T, H // K, S) * scale
   if cap:
     score = cap * jnp.tanh(score / cap)
+  if bias is not None:
+    score = score + bias
   seen = jnp.swapaxes(visible(pos, S, window), 2, 3)
   score = jnp.where(seen, score, -1e30)
   weight = lay(jax.nn.softmax(score, -1), B, K, T * H // K, S)

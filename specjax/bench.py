@@ -41,13 +41,14 @@ class Setup(NamedTuple):
 
 
 def prompts(
-    path: str | pathlib.Path, new_tokens: int, tokenizer
+    path: str | pathlib.Path, new_tokens: int, tokenizer, chat: bool = False
 ) -> list[list[int]]:
-  """The token ids of every line of a JSONL file of prompts.
+  """The token ids of every line of a JSONL file of prompts, with `chat` put
+  into the model's template.
 
   Raises ValueError in one sentence for the first bad line, or an empty file.
   """
-  options = requests.Options(max_new_tokens=new_tokens)
+  options = requests.Options(max_new_tokens=new_tokens, chat=chat)
   found = [
       requests.parse(raw, n, options, tokenizer)
       for n, raw in requests.lines(pathlib.Path(path))
@@ -78,12 +79,18 @@ def timed(call: Callable) -> tuple[float, Any]:
 
 
 def turn(setup: Setup, drafter, state, seed: int):
-  """Generation from a copy of a prefilled state -> (seconds, Tally)."""
+  """Generation from a copy of a prefilled state -> (seconds, Tally, tokens)."""
   copy = jax.block_until_ready(states.fork(state, [0], seed))
-  spent, (_, tally) = timed(
+  spent, (state, tally) = timed(
       lambda: engine.generate(setup.target, drafter, copy, rule=setup.rule)
   )
-  return spent, jax.device_get(tally)
+  return spent, jax.device_get(tally), states.outputs_of(state)[0]
+
+
+def distinct(tokens: list[int], n: int = 4) -> float:
+  """The share of a text's n-grams that are different ones; a loop has few."""
+  grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+  return len(set(grams)) / max(len(grams), 1)
 
 
 def baseline(setup: Setup) -> tuple[Nothing, dict]:
@@ -107,7 +114,7 @@ def baseline(setup: Setup) -> tuple[Nothing, dict]:
 
 def race(setup: Setup, drafter, plain, temperature: float) -> dict:
   """A record of speed-ups by prompt, and of what the drafts were worth."""
-  spent, tally = [], None
+  spent, tally, variety = [], None, []
   for n, tokens in enumerate(setup.texts):
     pair = [
         (d, begin(setup, d, tokens, temperature=temperature))
@@ -119,29 +126,37 @@ def race(setup: Setup, drafter, plain, temperature: float) -> dict:
     found = np.zeros((setup.repeats, 2))
     for i in range(setup.repeats):
       for j in (0, 1) if (i + n) % 2 else (1, 0):
-        found[i, j], t = turn(setup, *pair[j], setup.seed + i)
+        found[i, j], t, text = turn(setup, *pair[j], setup.seed + i)
         if j == 0:
           tally = t if tally is None else jax.tree.map(np.add, tally, t)
     spent.append(found)
+    variety.append(distinct(text))
   summary = metrics.summary(tally)
   keep = ("acceptance_length", "conditional", "reached_rate", "overlap")
   return dict(
       kind="speed", k=drafter.K, temperature=temperature,
-      **speedups(spent, setup.new_tokens),
+      **speedups(spent, setup.new_tokens, variety),
       **{name: summary[name] for name in keep},
   )
 
 
-def speedups(spent: list[np.ndarray], new_tokens: int) -> dict:
+def speedups(
+    spent: list[np.ndarray], new_tokens: int, variety: list[float]
+) -> dict:
   """Seconds by prompt, [turns 2] with and without drafts, -> ratios.
 
-  A prompt's is the median over turns of the ratio within a turn.
+  A prompt's is the median over turns of the ratio within a turn. Texts that
+  loop (under half of their 4-grams, `variety`, are distinct) are easy to
+  foresee: the median of the others stands apart.
   """
   ratios = [float(np.median(x[:, 1] / x[:, 0])) for x in spent]
+  apart = [r for r, share in zip(ratios, variety) if share >= 0.5]
   rates = [new_tokens / np.median(x, 0) for x in spent]
   low, middle, high = map(float, np.percentile(ratios, (25, 50, 75)))
   return dict(
       speedup=middle, quartiles=[low, high], by_prompt=ratios,
+      distinct_4_grams=variety, looping=len(ratios) - len(apart),
+      speedup_not_looping=float(np.median(apart)) if apart else None,
       tokens_per_second=np.median(rates, 0).tolist(),
   )
 
@@ -302,9 +317,10 @@ def markdown(records: list[dict]) -> str:
       " interleaved; the baseline's window is"
       f" {about['baseline_window']} wide (2 against 1 took"
       f" {about['window_2_over_1']:.2f} times as long).", "",
-      "| K | T | speed-up, median (quartiles) | AL | acceptance by position"
-      " | accepted / judged | mean sum min(p, q) |",
-      "|--|--|--|--|--|--|--|", *map(_speed, of("speed")),
+      "| K | T | speed-up, median (quartiles) | of texts that do not loop"
+      " | looping | AL | acceptance by position | accepted / judged"
+      " | mean sum min(p, q) |",
+      "|--|--|--|--|--|--|--|--|--|", *map(_speed, of("speed")),
       "", f"Loops of {LOOP}: c = a drafter step / a target pass of one token;"
       " rounds / (propose + verify), these two in one loop in turn, and in a"
       " loop each.", "",
@@ -318,9 +334,12 @@ def markdown(records: list[dict]) -> str:
 def _speed(r: dict) -> str:
   low, high = r["quartiles"]
   by = " ".join(f"{x:.2f}" for x in r["conditional"])
+  apart = r["speedup_not_looping"]
+  apart = "-" if apart is None else f"{apart:.2f}"
   return (
       f"| {r['k']} | {r['temperature']:g} | {r['speedup']:.2f}"
-      f" ({low:.2f} to {high:.2f}) | {r['acceptance_length']:.2f}"
+      f" ({low:.2f} to {high:.2f}) | {apart} | {r['looping']} of"
+      f" {len(r['by_prompt'])} | {r['acceptance_length']:.2f}"
       f" | {by} | {r['reached_rate']:.3f} | {r['overlap']:.3f} |"
   )
 

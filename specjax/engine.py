@@ -41,6 +41,7 @@ class Target(Protocol):
 
   vocab: int
   max_length: int | None  # None = no end; a learned table of positions ends
+  opening: int | None  # begins every text where an encoder reads the prompt
 
   def start(self, source, length, capacity) -> tuple[Any, jax.Array]: ...
   def embed(self, tokens) -> jax.Array: ...
@@ -52,8 +53,8 @@ class Target(Protocol):
 class Drafter(Protocol):
   """A proposer. `ingest` takes committed windows of any width; `propose`
   first ingests state.last, then drafts K tokens, and returns the state with
-  its own part (or the target's cache) moved on. What `init` makes leads with
-  the batch axis in every array."""
+  its own part (or the target's cache) moved on. What `init` makes of the
+  `types.Source` leads with the batch axis in every array."""
 
   taps: tuple[int, ...]
   K: int

@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import sampling as samplings
 from specjax.sharding import put
-from specjax.types import RUNNING, Logprobs, Rows, Sampling, Stop
+from specjax.types import RUNNING, Logprobs, Rows, Sampling, Source, Stop
 
 
 def token_ids(prompt, row: int, vocab: int) -> list[int]:
@@ -159,14 +159,31 @@ def occurrences(pairs, vocab: int) -> np.ndarray:
   return np.stack([[count(a), count(b)] for a, b in pairs]).astype(np.int32)
 
 
-def host_rows(wish, texts, begin, vocab, L, penalties, logprobs) -> Rows:
+def padded(texts, slots: int) -> np.ndarray:
+  """Lists of token ids -> [B slots], zeros after each."""
+  tokens = np.zeros((len(texts), slots), np.int32)
+  for i, text in enumerate(texts):
+    tokens[i, : len(text)] = text
+  return tokens
+
+
+def sources(texts, slots: int) -> Source:
+  """What an encoder reads, host-side."""
+  return Source(padded(texts, slots), _lengths(texts))
+
+
+def _lengths(texts) -> np.ndarray:
+  return np.array([len(t) for t in texts], np.int32)
+
+
+def host_rows(
+    wish, texts, begin, vocab, L, penalties, logprobs, source=None
+) -> Rows:
   """Host-side Rows: texts[i] is row i's whole prompt, of which `begin` [B]
   tokens count as committed already."""
   B = len(texts)
-  tokens = np.zeros((B, L), np.int32)
-  for i, (text, n) in enumerate(zip(texts, begin)):
-    tokens[i, : min(n, len(text))] = text[:n]
-  length = np.array([len(t) for t in texts], np.int32)
+  tokens = padded([t[:n] for t, n in zip(texts, begin)], L)
+  length = _lengths(texts)
   zeros = lambda *shape, dtype=np.float32: np.zeros((B, L, *shape), dtype)
   counts = kept = None
   if penalties:
@@ -188,6 +205,7 @@ def host_rows(wish, texts, begin, vocab, L, penalties, logprobs) -> Rows:
       stop=None,
       counts=counts,
       logprobs=kept,
+      source=source,
   )
 
 
@@ -195,7 +213,7 @@ def place(rows: Rows, stop, stop_mask, ends=None, old=None) -> Rows:
   """Host Rows onto the mesh, in the shape that `old` rows already have."""
   B = len(rows.length)
   row = lambda x: put(x, "batch")
-  s = rows.sampling
+  s, source = rows.sampling, rows.source
   bias = s.bias
   if bias is None and old is not None and old.sampling.bias is not None:
     bias = np.zeros(old.sampling.bias.shape, np.float32)
@@ -233,4 +251,7 @@ def place(rows: Rows, stop, stop_mask, ends=None, old=None) -> Rows:
               for x in rows.logprobs
           )
       ),
+      source=None
+      if source is None
+      else Source(put(source.tokens, "batch", None), row(source.length)),
   )

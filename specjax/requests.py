@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from specjax import chat
 from specjax import sampling as samplings
 from specjax.text import cut_at_stop
 
@@ -25,6 +26,9 @@ class Options:
 
   `sampling` holds fields of `sampling.params`; a line's seed is `seed` plus
   its number; `logprobs` = how many likely tokens to report beside each.
+  `apart`: an encoder reads the prompts, which then end with the tokenizer's
+  end token, and each answer begins a text of its own. `chat`: a prompt is a
+  user's turn, put into the model's own template.
   """
 
   max_new_tokens: int = 128
@@ -35,6 +39,8 @@ class Options:
   logprobs: int | None = None
   max_prompt_tokens: int = 2048
   truncate: bool = False
+  apart: bool = False
+  chat: bool = False
 
   def __post_init__(self):
     _check_law(self.sampling)
@@ -69,7 +75,12 @@ def request(
   fields = fields or {}
   tokens = [] if tokenizer.bos is None else [tokenizer.bos]
   begin = len(tokens)
-  tokens += tokenizer.encode(prompt)
+  if options.chat:
+    tokens = chat.encode(tokenizer, [{"role": "user", "content": prompt}])
+  else:
+    tokens += tokenizer.encode(prompt)
+  if options.apart:
+    tokens += tokenizer.eos[:1]
   if not tokens:
     raise ValueError("the prompt is empty; give at least one character.")
   over = len(tokens) - options.max_prompt_tokens

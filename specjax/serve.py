@@ -99,13 +99,17 @@ def serve(
     done = [i for i, r in enumerate(seats) if r and finish[i] != RUNNING]
     if done:
       outputs = states.outputs_of(state)
-      logprobs = jax.device_get(state.rows.logprobs)
+      logprobs, begins = jax.device_get(
+          (state.rows.logprobs, state.rows.prompt)
+      )
     for i in done:
       r, seats[i] = seats[i], None
-      record = answer(r, outputs[i], int(finish[i]), tokenizer)
+      record = answer(
+          r, outputs[i], int(finish[i]), tokenizer, options.apart
+      )
       record["rounds"] = int(spent[i])
       if options.logprobs is not None:
-        rows = [x[i, len(r.tokens) :] for x in logprobs]
+        rows = [x[i, begins[i] :] for x in logprobs]
         record["logprobs"] = likelihoods(outputs[i], rows, tokenizer)
       out.append((r.line, record))
     yield out
@@ -122,7 +126,10 @@ def tables(options: Options, tokenizer, vocab: int):
 
 def _seats(target, drafter, tokenizer, options, batch, longest, rule):
   """A state of finished rows, everything it will need compiled."""
-  reach = max(drafter.K + 1, CHUNK)
+  reach, room = max(drafter.K + 1, CHUNK), {}
+  if options.apart:
+    most = min(longest, options.max_prompt_tokens)
+    room = dict(source_capacity=states.source_bucket(most))
   shared = dict(
       max_new_tokens=1, sampling=options.sampling, eos=tokenizer.eos,
       chunks=(CHUNK,),
@@ -130,7 +137,7 @@ def _seats(target, drafter, tokenizer, options, batch, longest, rule):
   state = states.prefill(
       target, drafter, [[0]] * batch, logprobs=options.logprobs,
       stop=tables(options, tokenizer, target.vocab),
-      capacity=states.bucket(longest, reach), **shared,
+      capacity=states.bucket(longest, reach), **room, **shared,
   )
   state = states.refill(target, drafter, state, [[0, 0]] * batch, **shared)
   rows = state.rows._replace(finish=state.rows.finish + BUDGET)
@@ -160,9 +167,14 @@ def _seat(target, drafter, state, fresh, options, eos):
   )
 
 
-def answer(r: Request, tokens: list[int], finish: int, tokenizer) -> dict:
-  """What to write for a finished row; its text ends before a stop string."""
-  text = tokenizer.decode(tokens, start=False)
+def answer(
+    r: Request, tokens: list[int], finish: int, tokenizer, apart: bool = False
+) -> dict:
+  """What to write for a finished row; its text ends before a stop string.
+
+  `apart`: it begins a text, where some tokenizers put a space to be dropped.
+  """
+  text = tokenizer.decode(tokens, start=apart)
   if finish == STOP:
     text = cut_at_stop(text, r.stop)
   left_out = {"truncated": r.truncated} if r.truncated else {}

@@ -73,13 +73,17 @@ def laid(x: jax.Array, *names: str | None) -> jax.Array:
   return x if layout is None else jax.reshard(x, layout)
 
 
-def put_like(x, like) -> jax.Array:
-  """A host array placed as `like`, an array or its shape, is laid out."""
+def home(like) -> jax.sharding.Sharding:
+  """Where an array laid out as `like`, or its shape, lives on the mesh."""
   layout = jax.typeof(like).sharding
   if layout.mesh.empty:
-    return put(x)
-  here = jax.NamedSharding(jax.sharding.get_mesh(), layout.spec)
-  return jax.device_put(x, here, may_alias=False)
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.NamedSharding(jax.sharding.get_mesh(), layout.spec)
+
+
+def put_like(x, like) -> jax.Array:
+  """A host array placed as `like`, an array or its shape, is laid out."""
+  return jax.device_put(x, home(like), may_alias=False)
 
 
 def check_divides(what: str, n: int, name: str) -> None:

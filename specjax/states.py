@@ -4,7 +4,8 @@
 `refill` hands rows new prompts, `resume` gives them another turn, `rewind`
 shortens them, `fork` copies them. Each checks its input and answers with one
 sentence. All reduce to `engine.extend` in chunks of a few fixed widths, so
-one priming pass compiles everything.
+one priming pass compiles everything. Where the target has an encoder, that
+reads the prompts whole and the texts begin with the opening token alone.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from specjax.intake import (
     place,
     row_keys,
     seeds,
+    sources,
     stop_tables,
     token_ids,
     whole,
@@ -34,16 +36,31 @@ from specjax.types import (
     Commit,
     Rows,
     Sampling,
+    Source,
     State,
     Stop,
 )
 
 CHUNKS = (16, 64, 256)  # widths in which prompts are read
 ALIGN = 128  # 2,049 slots compiled with 20 cache copies on a TPU, 2,048 none
+READ = 16  # the fewest slots of an encoder's source
 
 _extend = jax.jit(engine.extend, donate_argnames="state")
 _ingest = jax.jit(lambda target, drafter, *rest: drafter.ingest(target, *rest))
 Prompts = Sequence[Sequence[int] | None]
+
+
+@jax.jit(static_argnames="capacity")
+def _start(target, drafter, source: Source, capacity: int):
+  cache, _ = target.start(*source, capacity)
+  return cache, drafter.init(target, source, capacity)
+
+
+@jax.jit(donate_argnames="memory")
+def _restart(target, drafter, memory, rows: Rows, taken):
+  """Target's and drafter's memory in which the rows `taken` [B] begin anew."""
+  fresh = _start(target, drafter, rows.source, rows.tokens.shape[1])
+  return engine.choose(taken, fresh, memory)
 
 
 def bucket(limit: int, reach: int) -> int:
@@ -58,12 +75,31 @@ def bucket(limit: int, reach: int) -> int:
   return slots
 
 
+def source_bucket(longest: int) -> int:
+  """Slots for an encoder's source of so many tokens: 16 * 2^n."""
+  return READ << ((longest - 1) // READ).bit_length()
+
+
+def parted(target, prompts):
+  """(what an encoder reads, or None; how the texts begin) of these prompts."""
+  if target.opening is None:
+    return None, prompts
+  return prompts, [p if p is None else [target.opening] for p in prompts]
+
+
+def source_of(rows: Rows) -> Source:
+  """What target and drafter begin from."""
+  text = Source(rows.tokens, rows.length)
+  return text if rows.source is None else rows.source
+
+
 def check_pair(target, drafter) -> None:
   """Raises ValueError when the drafter speaks another vocabulary."""
   if drafter.vocab not in (None, target.vocab):
     raise ValueError(
         f"drafter: its vocabulary has {drafter.vocab} tokens, the target's"
-        f" {target.vocab}; choose a drafter that shares the target's tokens."
+        f" {target.vocab}; choose a drafter that shares the target's tokens, or"
+        " ask for cross_vocabulary drafting (models.translated)."
     )
 
 
@@ -91,6 +127,7 @@ def prefill(
     logprobs: int | None = None,
     penalties: bool = False,
     capacity: int | None = None,
+    source_capacity: int | None = None,
     chunks: Sequence[int] = CHUNKS,
 ) -> State:
   """Reads ragged prompts (lists of token ids) -> State, ready to generate.
@@ -100,8 +137,10 @@ def prefill(
   string i of the `text.stop_table` given as `stop`). `sampling`: fields of
   `sampling.params`. `logprobs`: keep those of emitted tokens and of the n
   likeliest. `penalties`: keep counts that only a later `refill` needs.
-  `capacity`: slots a row, by default the bucket that fits. Raises ValueError
-  in one sentence.
+  `capacity`: slots a row, by default the bucket that fits. A target with an
+  encoder reads the prompts there, in `source_capacity` slots (by default the
+  power of two that fits); they are no part of the rows' tokens, so neither
+  penalties nor `capacity` count them. Raises ValueError in one sentence.
   """
   check_pair(target, drafter)
   chunks = _chunks(chunks)
@@ -122,6 +161,13 @@ def prefill(
   )
   texts = [token_ids(p, i, target.vocab) for i, p in enumerate(prompts)]
   nonempty(texts)
+  read, texts = parted(target, texts)
+  source = None if read is None else sources(read, _room(read, source_capacity))
+  if read is None and source_capacity is not None:
+    raise ValueError(
+        "prefill: source_capacity is for targets with an encoder; this one"
+        " has none, leave it out."
+    )
   limits = np.array([len(t) for t in texts]) + wish["new"]
   _within_positions(target, drafter, int(limits.max()))
   reach = max(drafter.K + 1, *chunks)
@@ -138,21 +184,20 @@ def prefill(
   if logprobs is not None:
     logprobs = int(whole("logprobs", logprobs, 1, 0, target.vocab)[0])
   rows = host_rows(wish, texts, np.ones(B, np.int32), target.vocab, capacity,
-               penalties, logprobs)
+               penalties, logprobs, source)
   if stop is not None:
     if not isinstance(stop, tuple | list) or len(stop) != 2:
       raise ValueError("stop: give the two tables that text.stop_table made.")
     stop = stop_tables(*stop, target.vocab)
   rows = place(rows, stop, wish["stop_mask"])
-  cache, first = target.start(rows.tokens, rows.length, capacity)
+  cache, dstate = _start(target, drafter, source_of(rows), capacity)
   run = lambda *window: target(*window, drafter.taps)[1]
-  shape = jax.eval_shape(run, first, rows.length, cache)
+  shape = jax.eval_shape(run, rows.tokens[:, :1], rows.length, cache)
   features = jnp.zeros(
       (B, drafter.K + 1, shape.shape[-1]),
       shape.dtype,
       out_sharding=spec("batch", None, None),
   )
-  dstate = drafter.init(target, rows.tokens, capacity)
   last = _first(rows, features)
   state = State(rows, cache, dstate, last)
   return _feed(target, drafter, state, [t[1:] for t in texts], chunks)
@@ -165,14 +210,20 @@ def refill(
   """Starts rows anew: prompts[i] replaces row i, None leaves it alone.
 
   `options` are the per-row ones of `prefill`. Nothing is moved or cleared:
-  a row's length says what is true of it. Donates `state`.
+  a row's length says what is true of it. An encoder reads again, within the
+  room that `prefill` gave it. Donates `state`.
   """
   wish, texts = _checked(target, drafter, state, prompts, options)
   nonempty([t for t in texts if t is not None])
   begin = np.ones(len(texts), np.int32)
   chunks = _chunks(chunks)
-  state, rest = _admit(target, drafter, state, wish, texts, begin, chunks)
+  read, texts = parted(target, texts)
+  state, rest = _admit(target, drafter, state, wish, texts, begin, chunks, read)
   taken = put(np.array([t is not None for t in texts]), "batch")
+  if read is not None:
+    memory = (state.cache, state.draft)
+    cache, draft = _restart(target, drafter, memory, state.rows, taken)
+    state = state._replace(cache=cache, draft=draft)
   blank = _first(state.rows, state.last.features)
   state = state._replace(last=engine.choose(taken, blank, state.last))
   return _feed(target, drafter, state, rest, chunks)
@@ -185,8 +236,14 @@ def resume(
   """Another turn: appends prompts[i] to row i (None leaves it alone).
 
   Only the new tokens are read. Repetition then sees all text so far,
-  presence and frequency the new output only. Donates `state`.
+  presence and frequency the new output only. Refused for a target with an
+  encoder, which reads a prompt once. Donates `state`.
   """
+  if target.opening is not None:
+    raise ValueError(
+        "resume: this target reads a prompt once, with its encoder; give rows"
+        " their next prompt by refill."
+    )
   wish, texts = _checked(target, drafter, state, prompts, options)
   old = texts_of(state)
   begin = np.array([len(o) for o in old], np.int32)
@@ -303,9 +360,23 @@ def _checked(target, drafter, state, prompts, options):
   return wish, texts
 
 
-def _admit(target, drafter, state, wish, texts, begin, chunks):
+def _room(read, slots: int | None) -> int:
+  """Slots for what an encoder reads, checked or chosen."""
+  longest = max(map(len, read))
+  if slots is None:
+    return source_bucket(longest)
+  slots = int(whole("source_capacity", slots, 1, 1, 2**30)[0])
+  if longest > slots:
+    raise ValueError(
+        f"source_capacity = {slots} is too small; the longest prompt has"
+        f" {longest} tokens."
+    )
+  return slots
+
+
+def _admit(target, drafter, state, wish, texts, begin, chunks, read=None):
   """Rows whose text is given start with `begin` of its tokens -> (state,
-  tokens still to feed)."""
+  tokens still to feed). `read`: prompts for the encoder, if there is one."""
   old = state.rows
   L = old.tokens.shape[1]
   reach = max(state.last.tokens.shape[1], *chunks)
@@ -324,8 +395,12 @@ def _admit(target, drafter, state, wish, texts, begin, chunks):
   _within_positions(target, drafter, max(most))
   logprobs = old.logprobs and old.logprobs.top.shape[-1]
   filled = [[0] if t is None else t for t in texts]
+  source = None
+  if read is not None:
+    read = [r or [] for r in read]
+    source = sources(read, _room(read, old.source.tokens.shape[1]))
   rows = host_rows(wish, filled, begin, target.vocab, L, old.counts is not None,
-               logprobs)
+               logprobs, source)
   _same_room(rows, old, wish)
   stop = None if old.stop is None else (old.stop.next, old.stop.hit)
   rows = place(rows, stop, wish["stop_mask"], old.eos.shape[1], old)

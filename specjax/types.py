@@ -2,7 +2,7 @@
 
 Legend: B rows, L token slots, S cache slots, K drafts a round (static),
 W window width, V vocabulary, F feature width, H kv heads, D head dim,
-E end tokens, N most likely tokens kept.
+E end tokens, N most likely tokens kept, or slots of a source.
 *anchor* = last committed token, whose keys are not yet written.
 p = target law, q = the law a draft was really drawn from, both after the
 sampling transforms. Greedy is a mask where temperature == 0.
@@ -42,6 +42,13 @@ class Commit(NamedTuple):
   features: Float[Array, "B W F"]
   count: Int[Array, "B"]
   start: Int[Array, "B"]
+
+
+class Source(NamedTuple):
+  """What a text is begun from: an encoder's input, else the text itself."""
+
+  tokens: Int[Array, "B N"]
+  length: Int[Array, "B"]
 
 
 class Sampling(NamedTuple):
@@ -91,6 +98,7 @@ class Rows(NamedTuple):
   stop: Stop | None
   counts: Int[Array, "B 2 V"] | None  # prompt, output; only with penalties
   logprobs: Logprobs | None
+  source: Source | None = None  # where an encoder reads it apart from `tokens`
 
 
 class State(NamedTuple):

@@ -47,6 +47,28 @@ def test_attention_is_that_of_numpy_at_every_prefix_border(window, cap):
     np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
 
 
+def test_a_bias_is_added_to_the_scores_at_every_prefix_border():
+  """Known by what it undoes: a bias of minus the scores leaves a mean."""
+  run = jax.jit(
+      lambda q, kv, pos, bias: attend(q, kv, pos, scale=0.4, bias=bias)
+  )
+  q, kv = arrays(3)
+  score = 0.4 * np.einsum(
+      "btkgd,bksd->bktgs", q.reshape(B, 3, K, H // K, D), kv.k
+  )
+  for start in ([0, 0], [61, 3], [126, 70], [253, 128]):
+    pos = np.array(start)[:, None] + np.arange(3)
+    got = run(q, kv, pos, -score)
+    for b, t in np.ndindex(B, 3):
+      mean = kv.v[b, :, : pos[b, t] + 1].mean(1)
+      want = np.repeat(mean, H // K, 0)
+      np.testing.assert_allclose(got[b, t], want, atol=1e-5)
+  none = run(q, kv, pos, np.zeros((1, 1, 1, 1, S), np.float32))
+  np.testing.assert_allclose(
+      none, reference(q, kv, pos, 0, 0.4, 0.0), atol=1e-5
+  )
+
+
 @pytest.mark.parametrize("rubbish", [np.nan, np.inf, 1e30])
 def test_slots_above_the_window_may_hold_anything(rubbish):
   run = jax.jit(lambda q, kv, pos: attend(q, kv, pos, scale=1.0))

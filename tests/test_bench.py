@@ -12,7 +12,8 @@ COST = dict(drafter_step_over_target_pass=0.1, verify_k1_over_1=1.25,
             rounds_over_both=1.05, rounds_over_parts=1.15)
 SPEED = dict(kind="speed", k=4, temperature=0.0, speedup=1.75,
              conditional=[0.5], quartiles=[1.5, 2.0], acceptance_length=2.5,
-             reached_rate=0.625, overlap=0.62)
+             reached_rate=0.625, overlap=0.62, by_prompt=[1.5, 2.0],
+             looping=1, speedup_not_looping=1.5)
 
 
 def records():
@@ -32,10 +33,17 @@ def setup(tiny):
 def test_ratios_are_formed_within_a_turn():
   drifting = np.array([[1, 2], [10, 20], [100, 400.0]])
   even = np.array([[2, 2.0]])
-  got = bench.speedups([drifting, even], 100)
+  got = bench.speedups([drifting, even], 100, [0.4, 0.9])
+  assert got["looping"] == 1 and got["speedup_not_looping"] == 1.0
   assert got["by_prompt"] == [2.0, 1.0]  # of sums it would be 3.8
   assert got["speedup"] == 1.5 and got["quartiles"] == [1.25, 1.75]
   assert got["tokens_per_second"] == [(10 + 50) / 2, (5 + 50) / 2]
+
+
+def test_a_loop_has_few_different_4_grams():
+  assert bench.distinct(list(range(9))) == 1.0
+  assert bench.distinct([1, 2] * 50) == 2 / 97
+  assert bench.distinct([1, 2]) == 0.0
 
 
 def test_costs_are_shares_of_a_turn():
@@ -79,7 +87,8 @@ def test_records_are_written_as_lines_and_as_a_page(tmp_path):
   assert (tmp_path / "new/x.md").read_text() == page
   rows = page.splitlines()
   assert (
-      "| 4 | 0 | 1.75 (1.50 to 2.00) | 2.50 | 0.50 | 0.625 | 0.620 |" in rows
+      "| 4 | 0 | 1.75 (1.50 to 2.00) | 1.50 | 1 of 2 | 2.50 | 0.50 | 0.625"
+      " | 0.620 |" in rows
   )
   for law in bench.LAWS:
     assert f"| 4 | {law} | 0.100 | 1.25 | 1.05 | 1.15 |" in rows

@@ -12,7 +12,7 @@ import pytest
 from specjax import engine
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.states import fork, prefill, refill, resume, rewind
-from specjax.testing.pair import decoder
+from specjax.testing.pair import decoder, encoder_decoder
 
 V, B = 32, 2
 
@@ -106,6 +106,35 @@ def test_200_requests_compile_nothing_after_one_priming_pass():
   assert not names, f"{len(names)} compilations: {sorted(set(names))}"
 
 
+@pytest.mark.usefixtures("quick_compiles")
+def test_sources_of_any_length_within_their_room_compile_nothing():
+  pair = (
+      encoder_decoder(V),
+      Autoregressive(encoder_decoder(V, seed=1), 2),
+  )
+  rng = np.random.default_rng(0)
+
+  def serve():
+    source = lambda: rng.integers(1, V, rng.integers(17, 33)).tolist()
+    options = lambda: dict(
+        max_new_tokens=rng.integers(1, 9, B), seed=int(rng.integers(2**40)),
+        sampling=dict(temperature=rng.choice([0.0, 1.0], B)), eos=[1],
+    )
+    state = prefill(*pair, [source(), source()], **options())
+    state, _ = engine.generate(*pair, state, idle=0)
+    state = refill(*pair, state, [source(), None], **options())
+    lengths = [int(rng.integers(1, n + 1)) for n in state.rows.length]
+    state = rewind(*pair, state, lengths)
+    state = fork(state, rng.integers(0, B, B), int(rng.integers(99)))
+    engine.generate(*pair, state)
+
+  serve()
+  with compilations() as names:
+    for _ in range(10):
+      serve()
+  assert not names, f"{len(names)} compilations: {sorted(set(names))}"
+
+
 def start(capacity, *, length=256, new=64, rows=4, drafts=3, **shape):
   pair = decoder(V, layers=2, **shape), Autoregressive(decoder(V), drafts)
   return pair, prefill(
@@ -132,6 +161,28 @@ def test_the_loop_updates_its_caches_in_place(capacity, rows):
 
 
 COPIES = 0
+
+
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_loop_moves_neither_its_text_nor_its_source(rows):
+  shape = dict(layers=2, heads=3, dim=8)
+  model = encoder_decoder(V, **shape)
+  pair = model, Autoregressive(encoder_decoder(V, seed=1, **shape), 2)
+  state = prefill(
+      *pair, [[2]] * rows, max_new_tokens=64, capacity=256, chunks=(64,),
+      source_capacity=512,
+  )
+  program = engine.generate.lower(*pair, state).compile()
+  memory = state.cache, state.draft
+  size = sum(x.nbytes for x in jax.tree.leaves(memory))
+  assert program.memory_analysis().alias_size_in_bytes >= size
+  text = program.as_text()
+  for part in (state.cache.own, state.cache.cross):
+    whole = "f32[" + ",".join(map(str, part[0].k.shape)) + "]"
+    assert whole in text
+    copies = re.findall(rf"= {re.escape(whole)}\S* copy\(", text)
+    assert not copies, f"{len(copies)} copies of all {whole}"
 
 
 @pytest.mark.slow

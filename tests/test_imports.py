@@ -17,6 +17,8 @@ MAY = {
     "types": set(),
     "sharding": set(),
     "text": set(),
+    "chat": {"text"},
+    "vocabularies": {"text"},
     "sampling": {"types", "sharding"},
     "rules": {"types", "sampling", "rules"},
     "cache": {"types", "sharding"},

@@ -1,13 +1,16 @@
 """Tokenizers, incremental decoding and stop strings against brute force."""
 
+import io
 import json
+import sys
+import time
 
 import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from specjax import text
 
@@ -305,3 +308,287 @@ class TestStops:
     assert text.cut_at_stop("one two", ["two", "e t"]) == "on"
     assert text.cut_at_stop("abcd", ["abcd", "bc"]) == "a"
     assert text.cut_at_stop("abc", ["bc", "abc"]) == ""
+
+
+LINES = [
+  f"the quick brown fox {w} jumps over {i} lazy dogs; isn't it na\u00efve?"
+  for i, w in enumerate("alpha beta gamma delta epsilon zeta eta theta".split())
+] * 5
+
+
+def trained(kind, **options):
+  """A small SentencePiece model's bytes."""
+  trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+  out = io.BytesIO()
+  options = dict(normalization_rule_name="identity") | options
+  trainer.train(
+    sentence_iterator=iter(LINES), model_writer=out, model_type=kind,
+    vocab_size=360 if options.get("byte_fallback") else 80, num_threads=1,
+    hard_vocab_limit=False, minloglevel=2, **options,
+  )
+  return out.getvalue()
+
+
+MODELS = dict(
+  unigram=("unigram", dict(normalization_rule_name="nmt_nfkc")),
+  bpe=("bpe", dict(byte_fallback=True, remove_extra_whitespaces=False,
+                   user_defined_symbols=["<turn>", "<x>"])),
+  bare=("unigram", dict(add_dummy_prefix=False, byte_fallback=True,
+                        remove_extra_whitespaces=False, bos_id=-1)),
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+  return {name: trained(k, **options) for name, (k, options) in MODELS.items()}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair_of(request, data, tmp_path_factory):
+  """(our tokenizer, the package's own)."""
+  import sentencepiece
+
+  path = tmp_path_factory.mktemp("model") / "tokenizer.model"
+  path.write_bytes(data[request.param])
+  own = sentencepiece.SentencePieceProcessor(model_file=str(path))
+  return text.tokenizer(path.parent), own
+
+
+class TestPieces:
+  @quick
+  @given(st.text(st.sampled_from("the quick\n<0x>\u00ef\U0001f600\u2581\uff21")
+                 | st.characters(codec="utf-8")))
+  def test_as_the_package(self, pair_of, words):
+    ours, own = pair_of
+    ids = ours.encode(words)
+    assert ids == own.encode(words)
+    if own.unk_id() not in ids:
+      assert ours.decode(ids) == own.decode(ids)
+    assert ours.size == own.get_piece_size()
+    if own.is_byte(own.piece_to_id("<0x0A>")):
+      same = words.replace("\u2581", " ")  # the same to SentencePiece
+      assert ours.decode(ids) == same
+
+  def test_increments_join(self, pair_of):
+    ours, _ = pair_of
+    ids = ours.encode("the fox \u00ef\u00ef jumps  over")
+    stream = ours.stream(start=True)
+    parts = [stream.push([i]) for i in ids]
+    assert "".join(parts) + stream.flush() == ours.decode(ids)
+
+  def test_special_tokens(self, pair_of):
+    ours, own = pair_of
+    end = own.piece_to_id("</s>")
+    plain = ours.encode("fox </s>dogs</s>")
+    assert end not in plain and ours.decode([end]) == ""
+    ids = ours.encode("fox</s>dogs</s>", special=True)
+    fox = own.encode("fox")
+    assert ids[: len(fox) + 1] == [*fox, end] and ids[-1] == end
+    assert ours.decode(ids) == "foxdogs"  # no space before dogs
+    assert (ours.bos, ours.eos) == (
+      None if own.bos_id() < 0 else own.bos_id(), (end,)
+    )
+    assert ours.name(end) == "</s>" and ours.name(10**6) is None
+
+  def test_tokens_from_the_files_beside(self, data, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(data["bpe"])
+    plain = text.Pieces(tmp_path)
+    turn = plain.encode("<turn>")[-1]
+    assert plain.token_bytes()[turn] == b"<turn>"
+    config = {
+      "bos_token": None, "eos_token": "<end>", "extra_ids": 3,
+      "additional_special_tokens": ["<turn>"],
+      "added_tokens_decoder": {
+        "1": {"content": "<s>", "special": True},
+        "370": {"content": "<tool>", "special": False},
+        "371": {"content": "<end>", "special": True, "rstrip": True},
+      },
+      "chat_template": "a",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "added_tokens.json").write_text('{"<more>": 372}')
+    tokenizer = text.tokenizer(tmp_path)
+    assert (tokenizer.bos, tokenizer.eos) == (None, (371,))
+    assert (tokenizer.size, tokenizer.chat_template) == (373, "a")
+    assert turn not in tokenizer.encode("fox <turn> <end>")
+    named = tokenizer.encode(
+      "fox<turn><tool><end> <extra_id_0><extra_id_2>", special=True
+    )
+    assert named[-5:] == [turn, 370, 371, plain.size + 2, plain.size]
+    assert tokenizer.decode([*named, 372]) == "fox<tool><more>"
+    # What is not special stays what the model makes of it.
+    assert tokenizer.encode("<x>") == plain.encode("<x>")
+    for wrong in (
+      {"extra_ids": -1}, {"extra_ids": 1e9}, {"added_tokens_decoder": [1]},
+      {"added_tokens_decoder": {"x": {"content": "y"}}},
+      {"added_tokens_decoder": {"9": {}}},
+      {"added_tokens_decoder": {str(2**40): {"content": "y"}}},
+    ):
+      (tmp_path / "tokenizer_config.json").write_text(json.dumps(wrong))
+      with pytest.raises(ValueError, match="tokenizer_config.json: "):
+        text.tokenizer(tmp_path)
+
+  def test_which_file(self, data, tmp_path):
+    with pytest.raises(ValueError, match="has 0 SentencePiece models"):
+      text.tokenizer(tmp_path)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(data["bpe"])
+    with pytest.raises(ValueError, match="has 0 SentencePiece models"):
+      text.tokenizer(tmp_path)
+    (tmp_path / "a.model").write_bytes(data["bpe"])
+    assert text.tokenizer(tmp_path).size == 360
+    (tmp_path / "b.model").write_bytes(data["bpe"])
+    with pytest.raises(ValueError, match="has 2 SentencePiece models"):
+      text.tokenizer(tmp_path)
+    assert text.tokenizer(tmp_path / "b.model").size == 360
+    sentencepiece(tmp_path)
+    assert type(text.tokenizer(tmp_path)) is text.Tokenizer
+
+  def test_what_streaming_cannot_do(self, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(trained("bpe", treat_whitespace_as_suffix=True))
+    with pytest.raises(ValueError, match="spaces at the end of words"):
+      text.Pieces(path)
+
+  def test_without_the_package(self, data, tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(data["bpe"])
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ValueError, match=r"pip install 'specjax\[sentencep"):
+      text.Pieces(path)
+
+  @pytest.mark.parametrize("name", MODELS)
+  def test_hostile(self, data, tmp_path, name):
+    """Loads and works, or is a ValueError; in all, some seconds."""
+    path = tmp_path / "tokenizer.model"
+    counts = {True: 0, False: 0}
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(mutations(data[name]))
+    def check(damaged):
+      path.write_bytes(damaged)
+      try:
+        tokenizer = text.Pieces(path)
+        ids = tokenizer.encode("the fox</s>\u00ef \uff21\n", special=True)
+        assert isinstance(tokenizer.decode(ids), str)
+        assert len(tokenizer.token_bytes()) == tokenizer.size
+        counts[True] += 1
+      except ValueError as error:
+        assert str(error).startswith((str(path), "The text cannot"))
+        assert "\n" not in str(error)
+        counts[False] += 1
+
+    begin = time.monotonic()
+    check()
+    assert min(counts.values()) > 10, counts
+    assert time.monotonic() - begin < 60
+
+  def test_too_many_pieces(self, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "SIZE_LIMIT", 1000)
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(b"\x0a\x00" * 1001)
+    with pytest.raises(ValueError, match="more than 1000 pieces"):
+      text.Pieces(path)
+
+
+@st.composite
+def mutations(draw, data):
+  """Truncated, overwritten, with a number blown up, or with a part doubled."""
+  out = bytearray(data)
+  at = draw(st.integers(0, len(out) - 1) | st.integers(0, min(2000, len(out))))
+  kind = draw(st.sampled_from(["cut", "byte", "bit", "long", "double"]))
+  if kind == "cut":
+    del out[at:]
+  elif kind == "byte":
+    out[at : at + 1] = draw(st.binary(min_size=1, max_size=3))
+  elif kind == "bit":
+    out[at % len(out)] ^= 1 << draw(st.integers(0, 7))
+  elif kind == "long":
+    out[at : at + 1] = b"\xff" * draw(st.integers(1, 9)) + b"\x01"
+  else:
+    out[at:at] = out[at : at + draw(st.integers(1, 500))]
+  return bytes(out)
+
+
+TRICKY = {
+  "bos_token": {"content": "<s>"}, "eos_token": "</s>",
+  "additional_special_tokens": ["a"], "chat_template": [
+    {"name": "default", "template": "x"}, {"name": "tools", "template": "y"},
+  ],
+  "added_tokens_decoder": {"0": {"content": "<s>", "special": True}},
+}
+
+
+class TestConfigs:
+  def test_chat_templates(self, tmp_path):
+    sentencepiece(tmp_path)
+    assert text.tokenizer(tmp_path).chat_template is None
+    path = tmp_path / "tokenizer_config.json"
+    for found, template in (
+      ("x", "x"), (TRICKY["chat_template"], "x"), ([3, {}], None), (5, None),
+      ([{"name": "tools", "template": "y"}], None),
+    ):
+      path.write_text(json.dumps({"chat_template": found}))
+      assert text.tokenizer(tmp_path).chat_template == template
+    (tmp_path / "chat_template.jinja").write_text("alone")
+    assert text.tokenizer(tmp_path).chat_template == "alone"
+
+  def test_tokens_that_only_the_config_calls_special(self, tmp_path):
+    path = sentencepiece(tmp_path)
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.add_tokens(["<turn>"])
+    inner.save(str(path))
+    turn = inner.token_to_id("<turn>")
+    assert text.Tokenizer(path).encode("<turn>")[-1] == turn
+    config = json.dumps({"extra_special_tokens": {"turn_token": "<turn>"}})
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    tokenizer = text.Tokenizer(path)
+    assert turn not in tokenizer.encode("<turn>")
+    assert tokenizer.encode("a<turn>", special=True)[-1] == turn
+    assert tokenizer.decode([turn]) == ""
+
+  def test_unigrams_do_not_find_special_tokens_in_text(self):
+    """Like T5's: special tokens are pieces, and text is normalised."""
+    letters = [(c, -3.0) for c in "\u2581abc<>/s"]
+    inner = tokenizers.Tokenizer(models.Unigram(
+      [("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0
+    ))
+    inner.normalizer = normalizers.NFKC()
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Metaspace(prepend_scheme="first")
+    inner.add_special_tokens(["</s>", "<unk>"])
+    tokenizer = text.Tokenizer.from_json(inner.to_str(), "t5", eos=["</s>"])
+    for words in ("a</s> b</s>", "</s>", "a\uff1c/s\uff1e"):
+      ids = tokenizer.encode(words)
+      assert 1 not in ids
+      assert tokenizer.decode(ids) == normalizers.NFKC().normalize_str(words)
+    assert tokenizer.encode("z")[-1] == 0
+    whole = "a b</s>a b</s></s>"
+    assert tokenizer.encode(whole, special=True) == inner.encode(whole).ids
+
+  def test_hostile(self, tmp_path):
+    """Both files, mutated: loads and works, or is a ValueError."""
+    source = sentencepiece(tmp_path)
+    spec = json.loads(source.read_text())
+    vocab = {k: v for k, v in spec["model"]["vocab"].items() if "<0x" not in k}
+    ids = {token: i for i, token in enumerate(vocab)}
+    spec["model"] |= {"vocab": ids, "byte_fallback": False}
+    good = {
+      source: json.dumps(spec).encode(),
+      tmp_path / "tokenizer_config.json": json.dumps(TRICKY).encode(),
+    }
+
+    @settings(max_examples=600, deadline=None, database=None)
+    @given(st.data())
+    def check(data):
+      chosen = data.draw(st.sampled_from(list(good)))
+      for path, contents in good.items():
+        damaged = data.draw(mutations(contents)) if path == chosen else contents
+        path.write_bytes(damaged)
+      try:
+        tokenizer = text.tokenizer(tmp_path)
+        ids = tokenizer.encode("ab c</s>\n", special=True)
+        assert isinstance(tokenizer.decode(ids), str)
+      except ValueError as error:
+        assert str(tmp_path) in str(error) or "cannot be encoded" in str(error)
+
+    check()

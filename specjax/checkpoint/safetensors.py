@@ -16,12 +16,12 @@ from flax import nnx
 from safetensors import SafetensorError, safe_open
 from safetensors.flax import save_file
 
+from specjax.checkpoint.source import fit, short
 from specjax.models.decoder import Config, Decoder
 from specjax.models.rope import Rope
 from specjax.sharding import put_like
 
 KINDS = ("BF16", "F16", "F32")
-LISTED = 100  # wrong tensors in one error
 LARGEST = 2**40  # parameters; a config asking for more is a hostile one
 
 
@@ -73,11 +73,10 @@ def load(path: str | pathlib.Path, dtype: str = "float32") -> Decoder:
 def _config(path, metadata, dtype) -> Config:
   try:
     fields = json.loads(metadata["config"])
-    _typed(Config, fields, {"rope", "local_rope", "windows"})
+    fields = _typed(Config, fields, {"rope", "local_rope"})
     for rope in ("rope", "local_rope"):
       if fields.get(rope) is not None:
         fields[rope] = Rope(**_typed(Rope, fields[rope]))
-    fields["windows"] = tuple(fields.get("windows", ()))
     config = Config(**_typed(Config, fields) | {"dtype": dtype})
   except (
       ArithmeticError, KeyError, RecursionError, TypeError, ValueError
@@ -96,8 +95,9 @@ def _config(path, metadata, dtype) -> Config:
         f"{path}: its rotary settings give no angles ({error})."
     ) from None
   tables = config.vocab + config.max_positions
+  mixture = config.experts * config.expert_mlp
   size = config.width * tables + config.layers * config.width * (
-      config.mlp + config.heads * config.dim
+      config.mlp + mixture + config.heads * config.dim
   )
   if size > LARGEST:
     raise ValueError(f"{path}: its config asks for {size} parameters or more.")
@@ -109,6 +109,8 @@ def _typed(kind, fields: dict, but=frozenset()) -> dict:
   if not isinstance(fields, dict):
     raise TypeError(f"{kind.__name__} is no object")
   hints = typing.get_type_hints(kind)
+  lists = lambda x: tuple(x) if isinstance(x, list) else x  # JSON's tuples
+  fields = {name: lists(value) for name, value in fields.items()}
   for name, value in fields.items():
     if name in but:
       continue
@@ -119,8 +121,9 @@ def _typed(kind, fields: dict, but=frozenset()) -> dict:
       good += (int,)
     if isinstance(value, bool) != (bool in good) and object not in good:
       raise TypeError(f"{name} = {str(value)[:40]!r}")
-    whole = isinstance(value, tuple) and any(type(n) is not int for n in value)
-    if not isinstance(value, good) or whole:
+    numbers = {int, float} & {int, *typing.get_args(hint)}
+    other = isinstance(value, tuple) and {type(n) for n in value} - numbers
+    if not isinstance(value, good) or other:
       raise TypeError(f"{name} = {str(value)[:40]!r}")
     for n in value if isinstance(value, tuple) else (value,):
       # Whole numbers must fit the device's, real ones float32.
@@ -130,31 +133,14 @@ def _typed(kind, fields: dict, but=frozenset()) -> dict:
   return fields
 
 
-def _short(name: str) -> str:
-  """A foreign file's name for a thing: bounded, without control characters."""
-  plain = name if name.isprintable() else repr(name)
-  return plain if len(plain) <= 60 else plain[:57] + "..."
-
-
 def _check(path, file, wanted) -> None:
   """One error that lists all tensors missing, unexpected or misshapen."""
   slices = {n: file.get_slice(n) for n in file.keys()}
   there = {n: tuple(x.get_shape()) for n, x in slices.items()}
   kinds = {n: x.get_dtype() for n, x in slices.items()}
-  less, more = set(wanted) - set(there), set(there) - set(wanted)
-  wrong = [f"{_short(n)} is missing" for n in sorted(less)]
-  wrong += [f"{_short(n)} is unexpected" for n in sorted(more)]
-  wrong += [
-      f"{n} has shape {there[n]} for {wanted[n].shape}"
-      for n in sorted(set(there) & set(wanted))
-      if there[n] != wanted[n].shape
-  ]
-  wrong += [
-      f"{_short(n)} has dtype {kind}, none of {', '.join(KINDS)}"
+  wrong = [
+      f"{short(n)} has dtype {kind}, none of {', '.join(KINDS)}"
       for n, kind in sorted(kinds.items())
       if kind not in KINDS
   ]
-  if wrong:
-    rest = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
-    listed = "; ".join(wrong[:LISTED]) + rest
-    raise ValueError(f"{path}: tensors do not fit: {listed}.")
+  fit(path, there, {n: x.shape for n, x in wanted.items()}, wrong)

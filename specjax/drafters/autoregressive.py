@@ -1,18 +1,20 @@
-"""A small decoder that shares the target's vocabulary (Leviathan; Chen)."""
+"""A small model that shares the target's vocabulary (Leviathan; Chen)."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax.sampling import draw, log_probs
-from specjax.types import Commit, Draft, State
+from specjax.types import Commit, Draft, Source, State
 
 
 class Autoregressive(nnx.Module):
   """Drafts K tokens one after another from `model`, under the row's law.
 
   Whatever was committed is ingested as one window, "all accepted" included,
-  so its cache has no holes; the last draft's keys are never needed.
+  so its cache has no holes; the last draft's keys are never needed. Beside a
+  target with an encoder, `model` reads the source too if it has one itself;
+  a decoder sees what is written only.
   """
 
   taps = ()
@@ -30,8 +32,13 @@ class Autoregressive(nnx.Module):
   def max_length(self) -> int | None:
     return self.model.max_length
 
-  def init(self, target, source, capacity: int):
-    return self.model.start(source, None, capacity)[0]
+  def init(self, target, source: Source, capacity: int):
+    if target.opening is None and self.model.opening is not None:
+      raise ValueError(
+          "autoregressive: its model has an encoder, but the target reads no"
+          " source; choose a decoder as drafter."
+      )
+    return self.model.start(*source, capacity)[0]
 
   def ingest(self, target, dstate, commit: Commit):
     return self.model(commit.tokens, commit.start, dstate)[2]

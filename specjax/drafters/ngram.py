@@ -1,14 +1,15 @@
 """Prompt lookup: what followed the last time these tokens were written.
 
 After Saxena's prompt lookup decoding; the longest match wins, then the most
-recent. The proposal is a point mass, since it is a function of the text.
+recent, and what an encoder reads is older than all that is written. The
+proposal is a point mass, since it is a function of the text.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.types import Commit, Draft, State
+from specjax.types import Commit, Draft, Source, State
 
 
 class NGram(nnx.Module):
@@ -33,24 +34,32 @@ class NGram(nnx.Module):
 
   def propose(self, target, state: State, keys):
     rows = state.rows
-    tokens, count = jax.vmap(self.look)(rows.tokens, rows.length)
+    older = rows.source
+    if older is None:
+      older = Source(rows.tokens[:, :0], jnp.zeros_like(rows.length))
+    tokens, count = jax.vmap(self.look)(rows.tokens, rows.length, older)
     return Draft(tokens, None, count), state
 
-  def look(self, tokens, length):
-    """One row: (tokens [L], length) -> (continuation [K], K or 0)."""
-    L = tokens.shape[0]
-    slot = jnp.arange(L)
-    run, same = jnp.zeros(L, jnp.int32), True
+  def look(self, tokens, length, older: Source):
+    """One row: (text [L], length, older text [N]) -> (continuation [K], how
+    much of it is real)."""
+    N = older.tokens.shape[0]
+    both = jnp.concatenate([older.tokens, tokens])
+    slot = jnp.arange(both.shape[0])
+    first = jnp.where(slot < N, 0, N)  # of the text that this slot is in
+    final = jnp.where(slot < N, older.length, N + length) - 1
+    run, same = jnp.zeros_like(slot), True
     for back in range(self.longest):
-      inside = (slot >= back) & (length > back)
+      inside = (slot - first >= back) & (length > back)
       tail = tokens[jnp.maximum(length - 1 - back, 0)]
-      same = same & inside & (jnp.roll(tokens, back) == tail)
+      same = same & inside & (jnp.roll(both, back) == tail)
       run = run + same
-    # Longest run first, most recent second; the text's own end is no match.
-    found = (slot < length - 1) & (run >= self.shortest)
-    at = jnp.argmax(jnp.where(found, run * L + slot, -1))
+    # Longest run first, most recent second; a text's own end is no match.
+    found = (slot < final) & (run >= self.shortest)
+    at = jnp.argmax(jnp.where(found, run * both.shape[0] + slot, -1))
     # A match that reaches the end goes on into its own copy: a text with a
-    # period is continued for ever.
-    period = length - 1 - at
+    # period is continued for ever. An older text just ends.
+    period = final[at] - at
     take = at + 1 + jnp.arange(self.K) % jnp.maximum(period, 1)
-    return tokens[jnp.minimum(take, L - 1)], jnp.where(found[at], self.K, 0)
+    count = jnp.where(at < N, jnp.minimum(period, self.K), self.K)
+    return both[jnp.minimum(take, slot[-1])], jnp.where(found[at], count, 0)

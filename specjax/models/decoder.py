@@ -1,4 +1,4 @@
-"""One decoder for the Llama, Qwen, Mistral, Gemma, GPT-2, Chinchilla shapes.
+"""One decoder for the Llama, Qwen, Gemma, GPT-2, Mixtral, Chinchilla shapes.
 
 Families differ by the fields of `Config`, not by subclasses. Weights keep the
 published [out, in] orientation, so loading is a map of names.
@@ -12,19 +12,13 @@ from flax import nnx
 
 from specjax import cache as caches
 from specjax.attention import attend
-from specjax.models.product import product
+from specjax.models.parts import ACTIVATIONS, MLP, Experts, Norm, dense, param
+from specjax.models.product import product, unlifted
 from specjax.models.rope import Rope, angles, rotate
-from specjax.sharding import check_divides, spec
+from specjax.sharding import alone, check_divides, spec
 from specjax.types import KV
 
 NORMED = -1  # the tap that reads what the head reads
-
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Config:
   gated: bool = True
   act: str = "silu"
   positions: str = "rope"  # or "learned", "none"
-  max_positions: int = 0  # rows of the learned table
+  max_positions: int = 0  # rows of the learned table; else a limit, 0 = none
   rope: Rope = Rope()
   local_rope: Rope | None = None  # for layers with a window, if different
   windows: tuple[int, ...] = ()  # one a layer, 0 = sees all; () = all see all
@@ -61,6 +55,11 @@ class Config:
   logit_cap: float = 0.0
   embed_scale: float = 1.0
   tied: bool = False
+  experts: int = 0  # of a mixture; 0 = none
+  chosen: int = 0  # experts that answer a token
+  expert_mlp: int = 0  # width of one
+  renormalise: bool = True  # the chosen ones' weights sum to 1
+  dense: tuple[int, ...] = ()  # layers with a plain MLP in spite of experts
   dtype: str = "float32"
 
   def __post_init__(self):
@@ -97,6 +96,12 @@ class Config:
         f"windows {self.windows}: positive widths, 0 for none.",
     )
     need(self.max_positions >= 0, "max_positions must not be negative.")
+    need(
+        not self.experts or 0 < self.chosen <= self.experts
+        and self.expert_mlp > 0 and self.gated,
+        f"{self.experts} experts need gated = True, expert_mlp > 0 and chosen"
+        f" = {self.chosen} within 1..{self.experts}.",
+    )
     for rope in (self.rope, self.local_rope):
       turned = int(self.dim * rope.fraction) if rope else 0
       need(
@@ -104,56 +109,15 @@ class Config:
           and turned % 2 == 0,
           f"rope turns {turned} of dim = {self.dim}; it must be an even part.",
       )
+      need(
+          not rope or rope.scaling != "longrope"
+          or len(rope.factors) == turned // 2,
+          f"longrope needs {turned // 2} factors.",
+      )
     need(
         self.dtype in ("float32", "bfloat16"),
         f"dtype {self.dtype!r} is not float32 or bfloat16.",
     )
-
-
-def param(rngs, shape, names, dtype, std=None, value=None) -> nnx.Param:
-  """A parameter laid out by the logical names of its dimensions."""
-  if value is not None:
-    made = jnp.full(shape, value, dtype, out_sharding=spec(*names))
-  else:
-    std = shape[-1] ** -0.5 if std is None else std
-    made = std * jax.random.normal(
-        rngs.params(), shape, jnp.float32, out_sharding=spec(*names)
-    )
-  return nnx.Param(made.astype(dtype))
-
-
-def dense(x, weight, bias=None, out=None):
-  """x [B T I] times weight [O I] -> [B T O], laid out by the name of O."""
-  y = product(x, weight[...], out)
-  if bias is not None:
-    y = y + bias[...].astype(jnp.float32)
-  return y.astype(x.dtype)
-
-
-class Norm(nnx.Module):
-  """RMS or layer normalisation over the last axis, computed in float32."""
-
-  def __init__(self, c: Config, size: int, *, rngs):
-    self.c = c
-    self.weight = param(
-        rngs, (size,), (None,), c.dtype, value=1.0 - c.norm_offset
-    )
-    layer = c.norm == "layer"
-    self.bias = (
-        param(rngs, (size,), (None,), c.dtype, value=0.0) if layer else None
-    )
-
-  def __call__(self, x):
-    wide = x.astype(jnp.float32)
-    if self.bias is not None:
-      wide = wide - jnp.mean(wide, -1, keepdims=True)
-    power = jnp.mean(wide * wide, -1, keepdims=True)
-    wide = wide * jax.lax.rsqrt(power + self.c.norm_eps)
-    weight = self.weight[...].astype(jnp.float32)
-    wide = wide * (self.c.norm_offset + weight)
-    if self.bias is not None:
-      wide = wide + self.bias[...].astype(jnp.float32)
-    return wide.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -200,42 +164,16 @@ class Attention(nnx.Module):
     return dense(flat, self.o, self.o_bias), kv
 
 
-class MLP(nnx.Module):
-
-  def __init__(self, c: Config, *, rngs):
-    self.c = c
-    bias = lambda n, name: (
-        param(rngs, (n,), (name,), c.dtype, value=0.0) if c.mlp_bias else None
-    )
-    up = lambda: param(rngs, (c.mlp, c.width), ("mlp", None), c.dtype)
-    self.gate = up() if c.gated else None
-    self.gate_bias = bias(c.mlp, "mlp") if c.gated else None
-    self.up, self.up_bias = up(), bias(c.mlp, "mlp")
-    residual = (2 * c.layers * c.mlp) ** -0.5
-    self.down = param(
-        rngs, (c.width, c.mlp), (None, "mlp"), c.dtype, residual
-    )
-    self.down_bias = bias(c.width, None)
-
-  def __call__(self, x):
-    act = ACTIVATIONS[self.c.act]
-    y = dense(x, self.up, self.up_bias, "mlp")
-    if self.gate is None:
-      y = act(y)
-    else:
-      y = act(dense(x, self.gate, self.gate_bias, "mlp")) * y
-    return dense(y, self.down, self.down_bias)
-
-
 class Block(nnx.Module):
 
-  def __init__(self, c: Config, window: int, *, rngs):
-    self.c, self.window = c, window
+  def __init__(self, c: Config, layer: int, *, rngs):
+    self.c, self.window = c, c.windows[layer] if c.windows else 0
     norm = lambda on=True: Norm(c, c.width, rngs=rngs) if on else None
     self.attention_norm, self.mlp_norm = norm(), norm()
     self.attention_post, self.mlp_post = norm(c.post_norm), norm(c.post_norm)
     self.attention = Attention(c, rngs=rngs)
-    self.mlp = MLP(c, rngs=rngs)
+    mixed = c.experts and layer not in c.dense
+    self.mlp = (Experts if mixed else MLP)(c, rngs=rngs)
 
   def __call__(self, x, pos, start, kv):
     """x [B T E] at positions pos [B T] -> (x [B T E], kv)."""
@@ -254,6 +192,8 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
   """A causal language model; see `specjax.engine.Target` for its contract."""
 
+  opening = None
+
   def __init__(self, c: Config, *, rngs: nnx.Rngs):
     for what, n, name in (
         ("heads", c.heads, "heads"),
@@ -270,8 +210,7 @@ class Decoder(nnx.Module):
     self.embedding = table(c.vocab, "vocab", std if c.tied else 1.0)
     learned = c.positions == "learned"
     self.positions = table(c.max_positions, None, 0.02) if learned else None
-    windows = c.windows or (0,) * c.layers
-    self.blocks = nnx.List([Block(c, w, rngs=rngs) for w in windows])
+    self.blocks = nnx.List([Block(c, i, rngs=rngs) for i in range(c.layers)])
     self.final_norm = Norm(c, c.width, rngs=rngs)
     self.free_head = None if c.tied else table(c.vocab, "vocab", std)
 
@@ -282,20 +221,22 @@ class Decoder(nnx.Module):
   @property
   def max_length(self) -> int | None:
     """The most tokens a row may have, or None: a learned table ends."""
-    learned = self.c.positions == "learned"
-    return self.c.max_positions if learned else None
+    return self.c.max_positions or None
 
   def start(self, source: jax.Array, length: jax.Array, capacity: int):
     """A prompt's beginning: (empty caches, first tokens [B 1])."""
     c = self.c
+    # A CPU rewrites a whole bfloat16 cache, widened, to write one slot.
+    dtype = "float32" if alone("cpu") else c.dtype
     make = lambda: caches.empty(
-        source.shape[0], c.kv_heads, capacity, c.dim, c.dtype
+        source.shape[0], c.kv_heads, capacity, c.dim, dtype
     )
     return tuple(make() for _ in range(c.layers)), source[:, :1]
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """[B T] -> [B T E]; ids outside the vocabulary read its border."""
-    x = self.embedding[...].at[tokens].get(
+    tokens, table = unlifted(tokens, self.embedding[...])
+    x = table.at[tokens].get(
         mode="clip", out_sharding=spec("batch", None, None)
     )
     return x if self.c.embed_scale == 1 else x * jnp.asarray(

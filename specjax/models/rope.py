@@ -1,4 +1,4 @@
-"""Rotary positions: plain, partial, and linear / llama3 / yarn scaling."""
+"""Rotary positions: plain, partial; linear, llama3, yarn, longrope scaling."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ class Rope:
 
   theta: float = 10000.0
   fraction: float = 1.0  # of the head that is rotated
-  scaling: str = "none"  # none, linear, llama3, yarn
+  scaling: str = "none"  # none, linear, llama3, yarn, longrope
   factor: float = 1.0
   original: int = 8192  # positions seen in training, before scaling
   low: float = 1.0  # llama3: low_freq_factor
@@ -22,12 +22,13 @@ class Rope:
   fast: float = 32.0  # yarn: beta_fast
   slow: float = 1.0  # yarn: beta_slow
   attention: float | None = None  # yarn: None = 0.1 ln(factor) + 1
+  factors: tuple[float, ...] = ()  # longrope: one a pair, for short texts
 
   def __post_init__(self):
-    if self.scaling not in ("none", "linear", "llama3", "yarn"):
+    kinds = ("none", "linear", "llama3", "yarn", "longrope")
+    if self.scaling not in kinds:
       raise ValueError(
-          f"Rope: scaling {self.scaling!r} is not one of none, linear, llama3,"
-          " yarn."
+          f"Rope: scaling {self.scaling!r} is not one of {', '.join(kinds)}."
       )
     for name, least in dict(theta=1, factor=0, original=0).items():
       if getattr(self, name) <= least:
@@ -57,11 +58,13 @@ class Rope:
       ramp = (np.arange(rotated // 2) - low) / max(high - low, 1e-3)
       keep = 1 - np.clip(ramp, 0.0, 1.0)
       return keep * base + (1 - keep) * base / self.factor
+    if self.scaling == "longrope":
+      return base / np.array(self.factors)
     return base
 
   def amplitude(self) -> float:
-    """What yarn multiplies sine and cosine by; 1 otherwise."""
-    if self.scaling != "yarn":
+    """What yarn and longrope multiply sine and cosine by; 1 otherwise."""
+    if self.scaling not in ("yarn", "longrope"):
       return 1.0
     if self.attention is not None:
       return self.attention

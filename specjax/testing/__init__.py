@@ -26,7 +26,13 @@ from specjax.testing.law import (
     sample,
     sampling_law,
 )
-from specjax.testing.pair import Bigram, Bytes, Table, decoder
+from specjax.testing.pair import (
+    Bigram,
+    Bytes,
+    Table,
+    decoder,
+    encoder_decoder,
+)
 from specjax.testing.state import (
     any_count,
     check_batch_invariance,
@@ -60,6 +66,7 @@ __all__ = [
     "check_tail",
     "chi_square",
     "decoder",
+    "encoder_decoder",
     "enumerate_rule",
     "joint_law",
     "sample",

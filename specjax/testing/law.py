@@ -15,7 +15,8 @@ import numpy as np
 
 from specjax import engine, rules
 from specjax.sampling import DEFAULTS
-from specjax.states import fork, prefill
+from specjax.states import fork, parted, prefill
+from specjax.types import Source
 
 ALARM = 1e-9  # how often a check may fail though all is well
 CELLS = 20_000  # more continuations than this are not listed
@@ -112,13 +113,15 @@ def joint_law(
 ) -> Law:
   """Lists every continuation of `horizon` tokens that the target can write.
 
-  Whole texts are read from the start, no cache is reused. Raises ValueError
+  Whole texts are read from the start, no cache is reused; a prompt that an
+  encoder reads is no part of them, and stands there unpadded. Raises ValueError
   when there are more than CELLS of them: shorten the horizon or truncate the
   law (top_k = 2 leaves 2 ** horizon for any vocabulary).
   """
   texts, mass = [()], np.ones(1)
+  read, (prompt,) = parted(target, [list(prompt)])
   for _ in range(horizon):
-    logits = _next_logits(target, prompt, texts, horizon)
+    logits = _next_logits(target, read, prompt, texts, horizon)
     grown, masses = [], []
     for text, m, x in zip(texts, mass, logits):
       if text and (text[-1] in eos or text[-1] < 0):
@@ -138,7 +141,7 @@ def joint_law(
   return Law(np.array(texts, np.int64).reshape(len(texts), horizon), mass)
 
 
-def _next_logits(target, prompt, texts, horizon, batch=128):
+def _next_logits(target, read, prompt, texts, horizon, batch=128):
   """Logits [N V] after prompt + text, in passes of one shape."""
   width, out = len(prompt) + horizon, []
   at = len(prompt) + len(texts[0]) - 1
@@ -147,14 +150,17 @@ def _next_logits(target, prompt, texts, horizon, batch=128):
     tokens = np.zeros((batch, width), np.int32)
     for i, text in enumerate(part):
       tokens[i, : at + 1] = [*prompt, *(max(t, 0) for t in text)]
-    out.append(np.asarray(_logits_at(target, tokens, at))[: len(part)])
+    begun = tokens if read is None else np.array(read * batch, np.int32)
+    source = Source(begun, np.full(batch, begun.shape[1]))
+    logits = _logits_at(target, source, tokens, at)
+    out.append(np.asarray(logits)[: len(part)])
   return np.concatenate(out)
 
 
 @jax.jit
-def _logits_at(target, tokens, at):
+def _logits_at(target, source, tokens, at):
   B, L = tokens.shape
-  cache, _ = target.start(tokens, jnp.full(B, L), L)
+  cache, _ = target.start(*source, L)
   hidden = target(tokens, jnp.zeros(B, jnp.int32), cache, ())[0]
   one = jax.lax.dynamic_slice_in_dim(hidden, at, 1, 1)
   return target.head(target.norm(one))[:, 0]
@@ -200,7 +206,7 @@ def sample(
   start = prefill(
       target, drafter, list(prompts), max_new_tokens=budget,
       sampling=params, eos=eos, chunks=(4,),
-      **dict(capacity=max(map(len, prompts)) + budget + reach) | options,
+      **dict(capacity=begun(target, prompts) + budget + reach) | options,
   )
   batch = min(batch, rows)
   out, total = [], None
@@ -214,6 +220,11 @@ def sample(
     sums = jax.tree.map(lambda x: np.asarray(x).sum(0, dtype=float), tally)
     total = sums if total is None else jax.tree.map(np.add, total, sums)
   return np.concatenate(out, 1)[:, :rows], total
+
+
+def begun(target, prompts) -> int:
+  """Tokens of the longest text as prompts begin it."""
+  return max(map(len, parted(target, prompts)[1]))
 
 
 def _emitted(state, horizon):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from specjax.models import encoder_decoder as encoders
 from specjax.models.decoder import Config, Decoder
 from specjax.sampling import draw, log_probs
 from specjax.text import Increment
@@ -36,6 +37,28 @@ def decoder(
   return model
 
 
+def encoder_decoder(
+    vocab: int = 5, *, seed: int = 0, layers: int = 1, boost: float = 6.0,
+    **fields,
+) -> encoders.EncoderDecoder:
+  """Likewise one that reads its prompt with an encoder of as many layers."""
+  shape = dict(
+      width=16, heads=2, dim=8, mlp=16, encoder_layers=layers, layers=layers,
+      buckets=8, max_distance=16,
+  )
+  config = encoders.Config(vocab=vocab, **(shape | fields))
+  model = encoders.EncoderDecoder(config, rngs=nnx.Rngs(seed))
+  for stack in (model.encoder, model.decoder):
+    stack.relative.table[...] = stack.relative.table[...] * boost
+    for block in stack.blocks:
+      for part in (block.attention, block.cross):
+        if part is not None:
+          part.q[...] = part.q[...] * boost
+          part.o[...] = part.o[...] * boost
+      block.mlp.down[...] = block.mlp.down[...] * boost
+  return model
+
+
 class Table(nnx.Module):
   """A target without memory: logits [V V] of the next token by the last.
 
@@ -43,7 +66,7 @@ class Table(nnx.Module):
   """
 
   def __init__(self, vocab: int = 5, *, seed: int = 0):
-    self.vocab, self.max_length = vocab, None
+    self.vocab, self.max_length, self.opening = vocab, None, None
     table = jax.random.normal(jax.random.key(seed), (vocab, vocab))
     self.table = nnx.Param(table)
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from specjax import engine, rules
 from specjax.sampling import DEFAULTS
-from specjax.states import outputs_of, prefill
-from specjax.testing.law import highest
-from specjax.types import BUDGET, END, RUNNING, STOP, Commit
+from specjax.states import outputs_of, prefill, source_of
+from specjax.testing.law import begun, highest
+from specjax.types import BUDGET, END, RUNNING, STOP, Commit, Source
 
 
 def any_count(key, draft, logp):
@@ -41,52 +41,53 @@ def _round(target, drafter, state, rule):
 
 
 @jax.jit
-def _fresh(target, drafter, tokens):
+def _fresh(target, drafter, tokens, source):
   """(target cache, drafter memory) after reading tokens [B L] in one pass."""
   B, L = tokens.shape
   zero = jnp.zeros(B, jnp.int32)
-  cache, _ = target.start(tokens, zero + L, L)
+  cache, _ = target.start(*source, L)
   _, features, cache = target(tokens, zero, cache, drafter.taps)
   before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :L]
-  dstate = drafter.init(target, tokens, L)
+  dstate = drafter.init(target, source, L)
   whole = Commit(tokens, before, zero + L, zero)
   return cache, drafter.ingest(target, dstate, whole)
 
 
-def _slot_axes(target, drafter, state):
-  """For each leaf of (cache, drafter memory) the axis of its slots, or -1.
+def _memory(target, drafter, state):
+  """(0 for the target, 1 for the drafter; its memory; by leaf the axis of its
+  slots; [B] slots below which it is final): for the text, for the source.
 
-  It is the one that grows with the capacity; leaves without are not judged.
+  That axis is the one that grows with the capacity, or with the source's
+  room; leaves without one have -1 and are not judged.
   """
+  source, last = source_of(state.rows), state.last
   B, L = state.rows.tokens.shape
-  tokens = jax.ShapeDtypeStruct((B, L), jnp.int32)
-  length = jax.ShapeDtypeStruct((B,), jnp.int32)
+  N = source.tokens.shape[1]
+  int32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
 
-  def shapes(capacity):
-    run = lambda t, d, x, n: (
-        t.start(x, n, capacity)[0], d.init(t, x, capacity)
-    )
-    return jax.eval_shape(run, target, drafter, tokens, length)
+  def shapes(capacity, room):
+    run = lambda t, d, s: (t.start(*s, capacity)[0], d.init(t, s, capacity))
+    source = Source(int32(B, room), int32(B))
+    return jax.eval_shape(run, target, drafter, source)
 
   grows = lambda a, b: next(
       (i for i, n in enumerate(a.shape) if n != b.shape[i]), -1
   )
-  return jax.tree.map(grows, shapes(L), shapes(L + 1))
-
-
-def _bounds(state):
-  """Slots below are final: of the target, of the drafter."""
-  return state.rows.length - 1, state.last.start
+  larger = {(L + 1, N): (state.rows.length - 1, last.start)}
+  if state.rows.source is not None:
+    larger[L, N + 1] = source.length, source.length
+  here, mine = shapes(L, N), (state.cache, state.draft)
+  for size, bounds in larger.items():
+    axes = jax.tree.map(grows, here, shapes(*size))
+    yield from zip((0, 1), mine, axes, bounds)
 
 
 def _compare(target, drafter, state, when, tolerance=1e-5):
   """Asserts that all final slots hold what a fresh pass would write."""
-  axes = _slot_axes(target, drafter, state)
-  fresh = _fresh(target, drafter, state.rows.tokens)
-  mine = (state.cache, state.draft)
-  for who, kept, new, axis, bound in zip(
-      ("target", "drafter"), mine, fresh, axes, _bounds(state)
-  ):
+  rows = state.rows
+  fresh = _fresh(target, drafter, rows.tokens, source_of(rows))
+  for which, kept, axis, bound in _memory(target, drafter, state):
+    who, new = ("target", "drafter")[which], fresh[which]
     bound = np.asarray(bound)
     kept = jax.tree_util.tree_leaves_with_path(kept)
     for (path, a), b, at in zip(
@@ -107,15 +108,16 @@ def _compare(target, drafter, state, when, tolerance=1e-5):
 
 
 def _begin(target, drafter, prompts, new, **options):
-  options = dict(capacity=_need(drafter, prompts, new), chunks=(4,)) | options
+  need = _need(target, drafter, prompts, new)
+  options = dict(capacity=need, chunks=(4,)) | options
   return prefill(
       target, drafter, list(prompts), max_new_tokens=new, **options
   )
 
 
-def _need(drafter, prompts, new):
+def _need(target, drafter, prompts, new):
   """The fewest slots that will do, with prompts read four tokens at a time."""
-  return max(map(len, prompts)) + int(np.max(new)) + max(drafter.K + 1, 4)
+  return begun(target, prompts) + int(np.max(new)) + max(drafter.K + 1, 4)
 
 
 def _ragged(target, drafter, prompts, seed):
@@ -158,7 +160,10 @@ def check_state(
 
 
 def _poisoned(target, drafter, state):
-  """The largest number in every slot that is not final, wrong tokens above."""
+  """The largest number in every slot that is not final, wrong tokens above.
+
+  Also where a source ends, in what was read of it.
+  """
 
   def spoil(x, at, bound):
     if at < 1 or not jnp.issubdtype(x.dtype, jnp.floating):
@@ -167,19 +172,19 @@ def _poisoned(target, drafter, state):
     bound = bound.reshape((-1,) + (1,) * (x.ndim - 1))
     return jnp.where(slot < bound, x, jnp.finfo(x.dtype).max)
 
-  memory = [
-      jax.tree.map(lambda x, at, n=bound: spoil(x, at, n), tree, axes)
-      for tree, axes, bound in zip(
-          (state.cache, state.draft),
-          _slot_axes(target, drafter, state),
-          _bounds(state),
-      )
-  ]
+  memory = [state.cache, state.draft]
+  for which, _, axes, bound in _memory(target, drafter, state):
+    memory[which] = jax.tree.map(
+        lambda x, at, n=bound: spoil(x, at, n), memory[which], axes
+    )
   rows, last = state.rows, state.last
   above = lambda x, n: jnp.where(
       jnp.arange(x.shape[1]) < n[:, None], x, (x + 1) % target.vocab
   )
   rows = rows._replace(tokens=above(rows.tokens, rows.length))
+  if rows.source is not None:
+    tokens, length = rows.source
+    rows = rows._replace(source=Source(above(tokens, length), length))
   last = last._replace(tokens=above(last.tokens, last.count))
   return state._replace(
       rows=rows, last=last, cache=memory[0], draft=memory[1]
@@ -218,7 +223,8 @@ def check_capacity(target, drafter, *, chunk: int = 96) -> None:
   Raises AssertionError. (`check_state` runs to the last slot.)
   """
   prompt = [i % target.vocab for i in range(chunk + 4)]
-  new = 128 - len(prompt) - (drafter.K + 1)  # fits a bucket of 128
+  text = begun(target, [prompt])
+  new = 128 - text - (drafter.K + 1)  # fits a bucket of 128
   if new < 1:
     raise ValueError(
         f"check_capacity: K = {drafter.K} leaves no room; give a smaller"
@@ -230,7 +236,7 @@ def check_capacity(target, drafter, *, chunk: int = 96) -> None:
   )
   _compare(target, drafter, state, "after a prompt read in wide chunks")
   reach = max(drafter.K + 1, 4)
-  tight = len(prompt) + new + reach
+  tight = text + new + reach
   refused = False
   try:
     _begin(target, drafter, [prompt], new, capacity=tight - 1)
@@ -238,7 +244,7 @@ def check_capacity(target, drafter, *, chunk: int = 96) -> None:
     refused = True
   assert refused, (
       f"capacity: prefill took {tight - 1} slots for a text of"
-      f" {len(prompt) + new} tokens and windows of {reach}."
+      f" {text + new} tokens and windows of {reach}."
   )
 
 
@@ -281,7 +287,7 @@ def check_batch_invariance(
     )
     return outputs_of(state)
 
-  need = _need(drafter, prompts, tokens)
+  need = _need(target, drafter, prompts, tokens)
   base = texts(rows, capacity=need)
   turned = texts(rows[::-1], capacity=need)[::-1]
   other = dict(temperature=1.7, top_k=2)
@@ -316,7 +322,7 @@ def check_stops(
   rows = list(prompts) * 2
   run = lambda settings, new, rule, **options: _texts(
       target, drafter, rows, settings, range(len(rows)), rule, new,
-      capacity=_need(drafter, rows, tokens), **options,
+      capacity=_need(target, drafter, rows, tokens), **options,
   )
   plain = [dict()] * len(rows)
   table = np.zeros((2, 2, target.vocab), np.int32)  # next state, strings hit

@@ -285,8 +285,8 @@ def test_hole_in_the_drafter_cache_fails_check_state():
 class ReadsAhead(NGram):
   """Looks one token too far into the buffer."""
 
-  def look(self, tokens, length):
-    return super().look(tokens, length + 1)
+  def look(self, tokens, length, older):
+    return super().look(tokens, length + 1, older)
 
 
 def test_reading_above_the_length_fails_check_poison():

@@ -1,0 +1,32 @@
+"""Checkpoints of the Hugging Face hub, or of its cache on this machine."""
+
+import pathlib
+import re
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+# What is read, all in the top folder; pickled weights are not even fetched.
+WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+WORD = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(@[\w./-]{1,96})?")
+
+
+def folder(word: str) -> pathlib.Path:
+  """The local folder of "org/name" or "org/name@revision".
+
+  Fetched once, then found in the cache, also without a network and with
+  HF_HUB_OFFLINE=1. Raises ValueError when it is neither there nor to be had.
+  """
+  name, _, revision = word.partition("@")
+  try:
+    found = huggingface_hub.snapshot_download(
+        name, revision=revision or None, allow_patterns=WANTED,
+        ignore_patterns=["*/*", "consolidated*"],
+    )
+  except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    reason = " ".join(str(error).split())[:200]
+    raise ValueError(
+        f"{word}: neither in the hub's cache on this machine nor to be fetched"
+        f" ({reason})."
+    ) from None
+  return pathlib.Path(found)
