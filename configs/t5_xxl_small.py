@@ -8,9 +8,10 @@ The variant is task, drafter, temperature; each has the paper's number of
 drafts (arXiv 2211.17192, table 2): 7 for translation and 5 for summaries with
 the small one, greedily. The paper tuned its models on the tasks first: give
 such checkpoints by --target and --drafter_model, and prompts as they were
-tuned on. In bfloat16 the target has 22 GB, which fits one TPU v4 as in the
-paper; on a mesh its model axis must divide the drafter's heads too (6 and 12
-of small and base).
+tuned on. Weights must be safetensors: a hub id may need a revision that has
+them (org/name@revision). In bfloat16 the target has 22 GB, which fits one TPU
+v4 as in the paper; on a mesh its model axis must divide the drafter's heads
+too (6 and 12 of small and base).
 """
 
 from ml_collections import ConfigDict

@@ -9,7 +9,6 @@ at the prompt, the script; ctrl-D ends it.
 """
 
 import contextlib
-import os
 import pathlib
 import signal
 import sys
@@ -19,7 +18,8 @@ import jax
 import shell
 import words
 
-from specjax import chat, metrics, requests, states, stream
+from specjax import metrics, requests
+from specjax.conversation import Conversation
 from specjax.types import BUDGET, END, REASONS, RUNNING
 
 SHARED = (
@@ -36,116 +36,6 @@ HELP = """/undo   take the last turn back
 /drop   leave out the oldest turn, which makes room
 /reset  begin anew
 /quit   end (also ctrl-D)"""
-
-
-class Conversation:
-  """Messages, and a state that has read them as far as they are unchanged.
-
-  `messages` is the truth: a turn encodes all of it and reads only what lies
-  past the tokens that the state has in common with it.
-  """
-
-  def __init__(
-      self, m, *, system: str, new: int, room: int, seed: int, sampling: dict
-  ):
-    if getattr(m.target, "opening", None) is not None:
-      raise ValueError(
-          "--target: it reads a prompt by an encoder, which keeps nothing"
-          " between turns; use launch/generate.py."
-      )
-    lengths = [x.max_length for x in (m.target, m.drafter)]
-    self._m, self._new = m, new
-    self._room = min([room, *(n for n in lengths if n is not None)])
-    self._seed, self._sampling = seed, sampling
-    self._first = [dict(role="system", content=system)] if system else []
-    self.plain = m.tokenizer.chat_template is None
-    self._eos = m.tokenizer.eos if self.plain else chat.ends(m.tokenizer)
-    self._state, self.turns, self.kept = None, 0, 0
-    self.reset()
-
-  def reset(self) -> None:
-    self.messages = list(self._first)
-
-  def undo(self) -> None:
-    """Takes the last turn back, the question and its answer."""
-    self.messages = self.messages[: max(len(self._first), len(self) - 2)]
-
-  def drop(self) -> None:
-    """Leaves the oldest turn out, not what the model was told first."""
-    begin = len(self._first)
-    self.messages = self._first + self.messages[begin + 2 :]
-
-  def __len__(self) -> int:
-    return len(self.messages)
-
-  def say(self, text: str, stopped=lambda: False):
-    """Yields (new text, Event) of the answer until it ends or is stopped.
-
-    What was written stays in the conversation. Raises ValueError, which
-    leaves it as it was: too long a conversation, a template that refuses.
-    """
-    asked = [*self.messages, dict(role="user", content=text)]
-    self._read(self._encoded(asked))
-    self.turns += 1
-    reader, answer = self._m.tokenizer.stream(), ""
-    try:
-      for event in stream.stream(
-          self._m.target, self._m.drafter, self._state, rule=self._m.rule
-      ):
-        self._state = event.state
-        new = reader.push(event.tokens[0])
-        if event.finish[0] != RUNNING:
-          new += reader.flush()
-        answer += new
-        yield new, event
-        if stopped():
-          break
-    finally:
-      self.messages = [*asked, dict(role="assistant", content=answer)]
-
-  def _encoded(self, messages: list[dict]) -> list[int]:
-    """The tokens to go on from; without a template, the text alone."""
-    tokenizer = self._m.tokenizer
-    if not self.plain:
-      return chat.encode(tokenizer, messages)
-    begin = [] if tokenizer.bos is None else [tokenizer.bos]
-    text = "".join(
-        m["content"] + "\n" * (m["role"] != "assistant") for m in messages
-    )
-    return begin + tokenizer.encode(text)
-
-  def _read(self, ids: list[int]) -> None:
-    """Brings the state to the end of `ids`, ready to answer."""
-    if len(ids) >= self._room:
-      raise ValueError(
-          f"the conversation has {len(ids)} tokens, and there is room for"
-          f" {self._room} with an answer; /drop leaves its oldest turn out,"
-          " /reset begins anew, --max_tokens makes room where the model can."
-      )
-    pair = self._m.target, self._m.drafter
-    options = dict(
-        max_new_tokens=min(self._new, self._room - len(ids)),
-        sampling=self._sampling, seed=self._seed + self.turns, eos=self._eos,
-    )
-    if self._state is None:
-      self.kept = 0
-      reach = max(self._m.drafter.K + 1, *states.CHUNKS)
-      self._state = states.prefill(
-          *pair, [ids], capacity=states.bucket(self._room, reach), **options
-      )
-      return
-    old = states.texts_of(self._state)[0]
-    same = len(os.path.commonprefix([old, ids[:-1]]))
-    # At least one token is kept, for `rewind`, and one read, for `resume`.
-    state, self._state = self._state, None  # donated
-    if not same:
-      self.kept = 0
-      self._state = states.refill(*pair, state, [ids], **options)
-      return
-    self.kept = same
-    if same < len(old):
-      state = states.rewind(*pair, state, [same])
-    self._state = states.resume(*pair, state, [ids[same:]], **options)
 
 
 @contextlib.contextmanager
@@ -190,19 +80,17 @@ def generate_options(c) -> requests.Options:
     raise ValueError(f"--max_tokens={c.max_tokens}: it must lie in 2..2^24.")
   return requests.Options(
       max_new_tokens=c.max_new_tokens, seed=c.seed,
-      sampling=dict(
-          temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
-          min_p=c.min_p, repetition=c.repetition_penalty,
-          presence=c.presence_penalty, frequency=c.frequency_penalty,
-      ),
+      sampling=words.sampling(c),
   )
 
 
 def lines():
   """The user's turns: from a terminal with a prompt, else line by line."""
+  if sys.stdin is None:  # closed
+    return
   if not sys.stdin.isatty():
-    for line in sys.stdin:
-      yield line.removesuffix("\n")
+    for raw in sys.stdin.buffer:
+      yield raw.decode("utf-8", "replace").rstrip("\r\n")
     return
   with contextlib.suppress(ImportError):
     import readline  # noqa: F401, gives input() a history

@@ -10,6 +10,7 @@ source.
 """
 
 import pathlib
+import shutil
 
 import jax
 import shell
@@ -35,14 +36,22 @@ def main(c):
     raise ValueError(f"--dtype={c.dtype}: choose auto, float32 or bfloat16.")
   write = words.look("format", c.format, WRITERS)
   out = pathlib.Path(c.out)
-  if out.exists() and any(out.iterdir()):
+  if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise ValueError(f"--out={out}: it is there already and not empty.")
+  if out.resolve().is_relative_to(pathlib.Path(c.source).resolve()):
+    raise ValueError(f"--out={out}: it lies inside --source; choose another.")
+  part = out.with_name(f".{out.name}.part")  # until all is written
+  shutil.rmtree(part, ignore_errors=True)
   with jax.set_mesh(words.mesh(c.mesh)):
     found = words.find("source", c.source)
     dtype = found.dtype if c.dtype == "auto" else c.dtype
     model = found.load("float32" if dtype == "float16" else dtype)
-    write(model, found.config, out, dtype)
-  pretrained.copy_text(found, out)
+    write(model, found.config, part, dtype)
+  try:
+    pretrained.copy_text(found, part)
+  except ValueError as error:
+    shell.say(f"without a tokenizer: {error}")
+  part.replace(out)
   print(f"{out}: {c.format}, {dtype}.")
 
 

@@ -72,11 +72,7 @@ def options(c, m):
   return requests.Options(
       max_new_tokens=c.max_new_tokens,
       num_speculative_tokens=m.drafter.K,
-      sampling=dict(
-          temperature=c.temperature, top_k=c.top_k, top_p=c.top_p,
-          min_p=c.min_p, repetition=c.repetition_penalty,
-          presence=c.presence_penalty, frequency=c.frequency_penalty,
-      ),
+      sampling=words.sampling(c),
       seed=c.seed,
       stop=tuple(dict.fromkeys(c.stop)),
       logprobs=None if c.logprobs < 0 else c.logprobs,

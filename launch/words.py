@@ -81,7 +81,7 @@ class Model(NamedTuple):
 
   module: Any
   tokenizer: Any
-  print: str
+  digest: str
 
 
 def model(flag: str, word: str, name: str, dtype: str) -> Model:
@@ -90,7 +90,7 @@ def model(flag: str, word: str, name: str, dtype: str) -> Model:
   if file is None:
     found = find(flag, word)
     module, words = found.load(dtype), found.tokenizer()
-    return Model(module, fitting(flag, word, words, module), found.print())
+    return Model(module, fitting(flag, word, words, module), found.digest())
   module = safetensors.load(file, dtype)
   beside = file.with_name("tokenizer.json")
   alone = word == "embedded" or not beside.is_file()
@@ -126,7 +126,7 @@ def fitting(flag: str, word: str, tokenizer, module):
 def autoregressive(c, target: Model):
   """A smaller model that drafts; with another vocabulary only when asked."""
   found = model("drafter_model", c.drafter_model, "drafter", c.dtype)
-  K, prints = c.num_speculative_tokens, {"drafter_model": found.print}
+  K, prints = c.num_speculative_tokens, {"drafter_model": found.digest}
   drafter = found.module
   ours, theirs = (m.tokenizer.token_bytes() for m in (target, found))
   if ours != theirs and not c.cross_vocabulary:
@@ -156,12 +156,26 @@ def models(c) -> Models:
   look("drafter", c.drafter, DRAFTERS)  # before a large target is read
   target = model("target", c.target, "target", c.dtype)
   found, prints = drafter(c, target)
-  prints = {"target": target.print} | prints
+  prints = {"target": target.digest} | prints
   return Models(target.module, found, rule, target.tokenizer, prints)
 
 
 def drafter(c, target: Model):
   """(the drafter that the settings name, prints of its files)."""
+  if c.cross_vocabulary and c.drafter != "autoregressive":
+    raise ValueError(
+        f"--cross_vocabulary is for a --drafter_model; --drafter={c.drafter}"
+        " has none."
+    )
   found, prints = look("drafter", c.drafter, DRAFTERS)(c, target)
   check_pair(target.module, found)
   return found, prints
+
+
+def sampling(c) -> dict[str, float]:
+  """The fields of `sampling.params` that the settings give."""
+  return dict(
+      temperature=c.temperature, top_k=c.top_k, top_p=c.top_p, min_p=c.min_p,
+      repetition=c.repetition_penalty, presence=c.presence_penalty,
+      frequency=c.frequency_penalty,
+  )

@@ -7,12 +7,14 @@ can see them, so there is no rollback operation.
 import jax
 import jax.numpy as jnp
 
-from specjax.sharding import spec
+from specjax.sharding import alone, spec
 from specjax.types import KV
 
 
 def empty(batch: int, heads: int, capacity: int, dim: int, dtype) -> KV:
   """One layer's cache of zeros; two arrays, so that it can be donated."""
+  # A CPU rewrites a whole bfloat16 cache, widened, to write one slot.
+  dtype = "float32" if alone("cpu") else dtype
   zeros = lambda: jnp.zeros(
       (batch, heads, capacity, dim),
       dtype,

@@ -27,6 +27,7 @@ SECONDS = 5  # of the processor; a render takes a few milliseconds
 WAIT = 30  # seconds on the clock, on a busy machine
 MEMORY = 2**30
 OUTPUT = 2**26  # bytes
+CONTENT = 2**22  # characters of all messages
 
 
 def encode(
@@ -98,6 +99,11 @@ def render(
           f"messages[{n}]: give a role ({', '.join(ROLES)}) and a content, both"
           " strings."
       )
+  length = sum(len(m["content"]) for m in messages)
+  if length > CONTENT:
+    raise ValueError(
+        f"messages: {length} characters are more than {CONTENT}; shorten them."
+    )
   marked = [
       {**m, "content": re.sub(r"(\S)", MARK + r"\1", m["content"])}
       for m in messages

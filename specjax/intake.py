@@ -110,13 +110,13 @@ def wishes(
 
 
 def stop_tables(following, hit, vocab: int):
-  """A `text.stop_table` for all of the model's tokens.
+  """A `stops.stop_table` for all of the model's tokens.
 
   Ids that the tokenizer lacks stand for no bytes: the automaton stands still.
   """
   following, hit = np.asarray(following), np.asarray(hit)
   if following.ndim != 2 or following.shape != hit.shape:
-    raise ValueError("stop: give the two tables that text.stop_table made.")
+    raise ValueError("stop: give the two tables that stops.stop_table made.")
   more = vocab - hit.shape[1]
   if more < 0:
     raise ValueError(

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import text
+from specjax import text, tokens
 from specjax.checkpoint import (
     gguf,
     gguf_tokenizer,
@@ -28,9 +28,8 @@ WORDS = {
     "gemma3-270m": "google/gemma-3-270m-it",
 }
 TEXT = (
-    "tokenizer.json", "tokenizer.model", "spiece.model",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "generation_config.json", "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "generation_config.json", "chat_template.jinja",
 )
 WHOLE = 64 * 2**20  # bytes; of longer files a print reads this much, spread
 BLOCK = 2**16
@@ -43,9 +42,9 @@ class Found(NamedTuple):
   config: dict[str, Any]  # as its config.json has it
   dtype: str  # as it is stored: float32, bfloat16 or float16
   load: Callable[[str], Any]  # dtype -> the model, on the current mesh
-  tokenizer: Callable[[], text.Words]
+  tokenizer: Callable[[], tokens.Words]
 
-  def print(self) -> str:
+  def digest(self) -> str:
     """Tells checkpoints apart by content; of a large one, by samples."""
     files = [self.path]
     if self.path.is_dir():
@@ -125,9 +124,14 @@ def digest(files: list[pathlib.Path]) -> str:
 
 
 def copy_text(found: Found, folder: str | os.PathLike) -> None:
-  """Puts the tokenizer's files beside converted arrays."""
+  """Puts the tokenizer's files beside converted arrays.
+
+  Raises ValueError for a GGUF file that has none.
+  """
+  folder = pathlib.Path(folder)
   if not found.path.is_dir():
+    found.tokenizer().save(folder)
     return
-  for name in TEXT:
+  for name in [*TEXT, *(p.name for p in found.path.glob("*.model"))]:
     if (found.path / name).is_file():
-      shutil.copyfile(found.path / name, pathlib.Path(folder) / name)
+      shutil.copyfile(found.path / name, folder / name)

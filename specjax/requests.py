@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from specjax import chat
 from specjax import sampling as samplings
-from specjax.text import cut_at_stop
+from specjax.stops import cut_at_stop
 
 LINE_LIMIT = 2**22  # bytes of an input line
 NEW_LIMIT = 2**14  # tokens a line may ask for: one line sizes every row
@@ -48,6 +48,10 @@ class Options:
     _within("max_new_tokens", self.max_new_tokens, 1, NEW_LIMIT)
     _within("max_prompt_tokens", self.max_prompt_tokens, 1, 2**24)
     _within("seed", self.seed, 0, 2**63)
+    if self.chat and self.truncate:
+      raise ValueError(
+          "truncate = True would cut the template of a chat; shorten prompts."
+      )
 
 
 class Request(NamedTuple):

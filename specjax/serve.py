@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax import engine, rules, states
 from specjax.requests import Options, Request
-from specjax.text import cut_at_stop, stop_table
+from specjax.stops import cut_at_stop, stop_table
 from specjax.types import BUDGET, REASONS, RUNNING, STOP, Tally
 
 CHUNK = 64  # one width, so that a prompt is read alike beside any other

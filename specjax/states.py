@@ -134,7 +134,7 @@ def prefill(
 
   One value serves all rows, or one a row: `max_new_tokens`, `seed` (an int
   gives row i seed + i), `width` (this row's K, 0 = off), `stop_mask` (bit i:
-  string i of the `text.stop_table` given as `stop`). `sampling`: fields of
+  string i of the `stops.stop_table` given as `stop`). `sampling`: fields of
   `sampling.params`. `logprobs`: keep those of emitted tokens and of the n
   likeliest. `penalties`: keep counts that only a later `refill` needs.
   `capacity`: slots a row, by default the bucket that fits. A target with an
@@ -187,7 +187,7 @@ def prefill(
                penalties, logprobs, source)
   if stop is not None:
     if not isinstance(stop, tuple | list) or len(stop) != 2:
-      raise ValueError("stop: give the two tables that text.stop_table made.")
+      raise ValueError("stop: give the two tables that stops.stop_table made.")
     stop = stop_tables(*stop, target.vocab)
   rows = place(rows, stop, wish["stop_mask"])
   cache, dstate = _start(target, drafter, source_of(rows), capacity)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from specjax import engine, rules
-from specjax.text import cut_at_stop
+from specjax.stops import cut_at_stop
 from specjax.types import RUNNING, State, Tally
 
 

@@ -66,7 +66,7 @@ class Sampling(NamedTuple):
 
 
 class Stop(NamedTuple):
-  """Stop strings as a byte automaton lifted to tokens (`text.stop_table`)."""
+  """Stop strings as a byte automaton lifted to tokens (`stops.stop_table`)."""
 
   state: Int[Array, "B"]
   mask: Int[Array, "B"]  # bit i: string i stops this row

@@ -1,6 +1,8 @@
 """Eight fake devices for every test, and one tiny pair that many share."""
 
+import json
 import os
+import types
 
 if "device_count" not in os.environ.get("XLA_FLAGS", ""):
   # Before jax is imported; compiling and running cost the same as with one.
@@ -12,6 +14,18 @@ if "device_count" not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import tokenizers  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from tokenizers import (  # noqa: E402
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+
+TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>
+{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+ROLES = ["<|user|>", "<|system|>", "<|assistant|>", "<|end|>"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +66,7 @@ class Tiny:
 
   def rich(self, prompts=PROMPTS, new=16, *, sampling=None, **options):
     """With every optional buffer: stops, counts, log-probs, bias."""
-    from specjax.text import stop_table
+    from specjax.stops import stop_table
 
     sampling = dict(bias={31: 0.0}) | (sampling or {})
     options = dict(stop=stop_table(["never"], self.BYTES[:26])) | options
@@ -93,3 +107,104 @@ def uncached(target, tokens):
 @pytest.fixture(scope="session")
 def tiny():
   return Tiny()
+
+
+@pytest.fixture(scope="session")
+def embedded():
+  from specjax.text import Tokenizer
+
+  return Tokenizer.embedded()
+
+
+@pytest.fixture(scope="session")
+def like_llama():
+  """Writes a Llama-2-like file: word marks, byte tokens, a space in front."""
+
+  def write(path):
+    vocab = ["<s>", "</s>", "<unk>", *(f"<0x{b:02X}>" for b in range(256))]
+    vocab += ["\u2581", *"abcd", "ab", "\u2581c", "<0xZZ>"]
+    model = models.BPE(
+        {piece: i for i, piece in enumerate(vocab)},
+        [("a", "b"), ("\u2581", "c")],
+        unk_token="<unk>",
+        byte_fallback=True,
+    )
+    out = tokenizers.Tokenizer(model)
+    out.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    out.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    out.add_special_tokens(["<s>", "</s>", "<unk>"])
+    out.enable_truncation(3)  # must have no effect
+    out.save(str(path / "tokenizer.json"))
+    return path / "tokenizer.json"
+
+  return write
+
+
+@pytest.fixture(scope="session")
+def mutations():
+  """Bytes cut, overwritten, with a number blown up, or with a part doubled."""
+
+  @st.composite
+  def mutated(draw, data):
+    out = bytearray(data)
+    early = st.integers(0, min(2000, len(out)))
+    at = draw(st.integers(0, len(out) - 1) | early)
+    kind = draw(st.sampled_from(["cut", "byte", "bit", "long", "double"]))
+    if kind == "cut":
+      del out[at:]
+    elif kind == "byte":
+      out[at : at + 1] = draw(st.binary(min_size=1, max_size=3))
+    elif kind == "bit":
+      out[at % len(out)] ^= 1 << draw(st.integers(0, 7))
+    elif kind == "long":
+      out[at : at + 1] = b"\xff" * draw(st.integers(1, 9)) + b"\x01"
+    else:
+      out[at:at] = out[at : at + draw(st.integers(1, 500))]
+    return bytes(out)
+
+  return mutated
+
+
+@pytest.fixture(scope="session")
+def chatty():
+  """A pair of 32 tokens, letters and those of its chat template."""
+  from specjax import rules
+  from specjax.drafters.autoregressive import Autoregressive
+  from specjax.testing.pair import decoder
+  from specjax.text import Tokenizer
+
+  letters = "abcdefghijklmnopqrstu<|>/\u0120\u010a\u00e9"
+  inner = tokenizers.Tokenizer(
+      models.BPE({c: i for i, c in enumerate(letters)}, [])
+  )
+  inner.pre_tokenizer = pre_tokenizers.ByteLevel(
+      add_prefix_space=False, use_regex=False
+  )
+  inner.decoder = decoders.ByteLevel()
+  inner.add_special_tokens(ROLES)
+  tokenizer = Tokenizer.from_json(
+      inner.to_str(), "letters", eos=["<|end|>"], chat_template=TEMPLATE
+  )
+  return types.SimpleNamespace(
+      target=decoder(32), drafter=Autoregressive(decoder(32, boost=4.0), 3),
+      rule=rules.token, tokenizer=tokenizer,
+  )
+
+
+@pytest.fixture
+def templates_here(monkeypatch):
+  """Templates of chats that a test trusts render in this process."""
+  from specjax import chat
+
+  monkeypatch.setattr(
+      chat, "_elsewhere", lambda job: chat._answer(json.loads(job))
+  )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import cache
+from specjax import cache, sharding
 from specjax.attention import attend
 from specjax.states import bucket
 from specjax.types import KV
@@ -22,14 +22,17 @@ def test_every_row_is_written_at_its_own_slot():
 
 
 def test_a_cache_is_two_arrays_of_its_own_type():
-  kv = cache.empty(2, 1, 8, 4, "bfloat16")
-  assert kv.k.shape == kv.v.shape == (2, 1, 8, 4)
+  with jax.set_mesh(sharding.mesh(1, 2)):
+    kv = cache.empty(2, 2, 8, 4, "bfloat16")
   assert kv.k.dtype == kv.v.dtype == jnp.bfloat16
+  kv = cache.empty(2, 2, 8, 4, "bfloat16")
+  assert kv.k.shape == kv.v.shape == (2, 2, 8, 4)
+  assert kv.k.dtype == jnp.float32  # on a lone CPU, which would widen it all
   jax.jit(lambda kv: kv, donate_argnums=0)(kv)  # one array twice would raise
 
 
 def test_values_are_cast_to_the_type_of_the_cache():
-  kv = cache.empty(1, 1, 4, 2, "bfloat16")
+  kv = KV(*[jnp.zeros((1, 1, 4, 2), jnp.bfloat16)] * 2)
   new = KV(*[jnp.ones((1, 1, 1, 2), jnp.float32)] * 2)
   assert cache.write(kv, new, jnp.array([1])).k.dtype == jnp.bfloat16
 

@@ -12,8 +12,8 @@ from specjax import sampling as samplings
 from specjax.drafters.ngram import NGram
 from specjax.drafters.nothing import Nothing
 from specjax.states import outputs_of, refill, texts_of
+from specjax.stops import stop_table
 from specjax.testing.law import sampling_law
-from specjax.text import stop_table
 from specjax.types import (
     BUDGET,
     END,

@@ -17,8 +17,8 @@ import pytest
 
 from specjax import jobs, requests, serve, stream
 from specjax.drafters.ngram import NGram
+from specjax.stops import cut_at_stop
 from specjax.testing import pair
-from specjax.text import cut_at_stop
 
 TOKENS = pair.Bytes()
 OPTIONS = requests.Options(

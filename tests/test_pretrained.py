@@ -73,13 +73,13 @@ def test_a_package_that_is_not_installed(monkeypatch):
 def test_a_print_tells_content_apart(tmp_path):
   path = tmp_path / "a"
   shutil.copytree(GOLDENS / "llama", path)
-  before = pretrained.find(str(path)).print()
-  assert before == pretrained.find(str(path)).print()
+  before = pretrained.find(str(path)).digest()
+  assert before == pretrained.find(str(path)).digest()
   model = next(path.glob("*.safetensors"))
   data = bytearray(model.read_bytes())
   data[-1] ^= 1
   model.write_bytes(data)
-  assert pretrained.find(str(path)).print() != before
+  assert pretrained.find(str(path)).digest() != before
 
 
 def test_a_print_of_a_long_file_reads_samples(tmp_path, monkeypatch):

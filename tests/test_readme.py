@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -13,6 +14,21 @@ def test_library_example_runs(capsys):
   exec(compile(example, "README.md", "exec"), {})
   text, length = capsys.readouterr().out.rsplit("\n", 2)[:2]
   assert text.strip() and 1 <= float(length) <= 5
+
+
+def test_its_published_model_loads(tmp_path, monkeypatch):
+  """With a tiny one in place of the package's."""
+  from specjax import pretrained
+
+  _, example = re.findall(r"```python\n(.*?)```", README, re.S)
+  folder = shutil.copytree(ROOT / "tests/goldens/llama", tmp_path / "x")
+  shutil.copy(ROOT / "specjax/embedded/tokenizer.json", folder)
+  tiny = pretrained.find(str(folder))
+  monkeypatch.setattr(pretrained, "_packaged", lambda word: tiny)
+  names = {}
+  exec(compile(example, "README.md", "exec"), names)
+  assert names["target"].c.dtype == "bfloat16"
+  assert names["words"].encode("def")
 
 
 def test_every_file_it_names_is_there():

@@ -15,8 +15,8 @@ from specjax.states import (
     rewind,
     texts_of,
 )
+from specjax.stops import stop_table
 from specjax.testing.pair import decoder
-from specjax.text import stop_table
 from specjax.types import BUDGET, RUNNING
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

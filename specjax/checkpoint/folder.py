@@ -10,7 +10,7 @@ import pathlib
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from specjax.checkpoint.source import read_json, short
+from specjax.checkpoint.source import read_json, said, short
 
 KINDS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -54,6 +54,7 @@ class Folder:
     for name in names:
       # A plain file name; a hub cache's own links out of the folder are fine.
       plain = pathlib.PurePath(name).name == name and "\\" not in name
+      plain = plain and name.isprintable()
       if not plain or not name.endswith(".safetensors"):
         raise ValueError(
             f"{index}: it points to {short(name)!r}; only .safetensors files"
@@ -68,7 +69,7 @@ class Folder:
       views = {n: file.get_slice(n) for n in file.keys()}
     except (SafetensorError, OSError) as error:
       raise ValueError(
-          f"{path}: not a readable safetensors file ({str(error)[:200]})."
+          f"{path}: not a readable safetensors file ({said(error)})."
       ) from None
     for n, view in views.items():
       if n in self._where:
@@ -88,5 +89,5 @@ class Folder:
       return view[slice(None) if rows is None else rows]
     except (SafetensorError, OSError) as error:
       raise ValueError(
-          f"{self.path}: {short(name)} cannot be read ({str(error)[:200]})."
+          f"{self.path}: {short(name)} cannot be read ({said(error)})."
       ) from None

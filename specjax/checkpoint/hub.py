@@ -6,6 +6,8 @@ import re
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from specjax.checkpoint.source import said
+
 # What is read, all in the top folder; pickled weights are not even fetched.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
 WORD = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(@[\w./-]{1,96})?")
@@ -24,9 +26,8 @@ def folder(word: str) -> pathlib.Path:
         ignore_patterns=["*/*", "consolidated*"],
     )
   except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-    reason = " ".join(str(error).split())[:200]
     raise ValueError(
         f"{word}: neither in the hub's cache on this machine nor to be fetched"
-        f" ({reason})."
+        f" ({said(error)})."
     ) from None
   return pathlib.Path(found)

@@ -4,19 +4,23 @@ The folder has config.json and the tokenizer's files as published, and the
 arrays under our names in `arrays/`.
 """
 
-import dataclasses
 import pathlib
+import stat
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-from specjax.checkpoint.published import with_dtype
+from specjax.checkpoint.published import outline, with_dtype
 from specjax.checkpoint.safetensors import named
-from specjax.checkpoint.source import fit, read_json, write_json
-from specjax.models.families import read
+from specjax.checkpoint.source import (
+    JSON_LIMIT,
+    fit,
+    read_json,
+    said,
+    write_json,
+)
 from specjax.sharding import home
 
 ARRAYS = "arrays"
@@ -46,11 +50,11 @@ def load(folder: str | pathlib.Path, dtype: str = "float32"):
   its config does not describe.
   """
   folder = pathlib.Path(folder).absolute()
-  family, config = read(str(folder), read_json(folder / "config.json"))
-  config = dataclasses.replace(config, dtype=dtype)
-  shape = jax.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0)))
-  wanted = named(shape)
+  config = read_json(folder / "config.json")
+  _plain(folder)
   there = _orbax(folder, lambda path: dict(ocp.metadata(path).metadata))
+  _, shape = outline(folder, config, dtype, len(there))
+  wanted = named(shape)
   fit(
       folder, {n: tuple(x.shape) for n, x in there.items()},
       {n: x.shape for n, x in wanted.items()},
@@ -68,7 +72,16 @@ def _orbax(folder, act: Callable):
   try:
     return act(folder / ARRAYS)
   except Exception as error:  # whatever its many layers raise
-    reason = " ".join(str(error).split())[:200]
     raise ValueError(
-        f"{folder}: {ARRAYS} is no readable Orbax checkpoint ({reason})."
+        f"{folder}: {ARRAYS} is no readable Orbax checkpoint ({said(error)})."
     ) from None
+
+
+def _plain(folder: pathlib.Path) -> None:
+  """Refuses links, devices, and metadata without bounds, which Orbax reads."""
+  for path in sorted((folder / ARRAYS).rglob("*")):
+    kind = path.lstat()
+    if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode):
+      raise ValueError(f"{path}: neither a file nor a folder; remove it.")
+    if "METADATA" in path.name.upper() and kind.st_size > JSON_LIMIT:
+      raise ValueError(f"{path}: longer than {JSON_LIMIT} bytes.")

@@ -53,18 +53,28 @@ def check(source: Source, dtype: str = "float32"):
   tensors that are missing, unexpected or misshapen. Reads no values, except
   of tensors that are there twice.
   """
-  family, config = read(source.path, source.config)
-  config = dataclasses.replace(config, dtype=dtype)
-  parts = config.layers * max(config.experts, 1)
-  if parts > len(source.shapes):
-    raise ValueError(
-        f"{source.path}: {len(source.shapes)} tensors cannot be the"
-        f" {parts} layers or experts of its config."
-    )
-  shape = jax.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0)))
-  pieces, found = family.pieces(config), _found(source, family)
+  family, shape = outline(
+      source.path, source.config, dtype, len(source.shapes)
+  )
+  pieces, found = family.pieces(shape.c), _found(source, family)
   _check(source, found, named(shape), pieces, family.ALIASES)
   return shape, found, pieces
+
+
+def outline(path, config: dict[str, Any], dtype: str, held: int):
+  """(family, shape of its model) of a config.json beside `held` tensors.
+
+  Raises ValueError as `families.read`, or when those are too few, before
+  anything as large as the config claims is made.
+  """
+  family, c = read(str(path), config)
+  if c.layers > held:
+    raise ValueError(
+        f"{path}: its config has {c.layers} layers, and there are only {held}"
+        " tensors; give the whole checkpoint."
+    )
+  c = dataclasses.replace(c, dtype=dtype)
+  return family, jax.eval_shape(lambda: family.build(c, rngs=nnx.Rngs(0)))
 
 
 def tensors(

@@ -7,7 +7,6 @@ is read.
 
 import dataclasses
 import json
-import math
 import pathlib
 import typing
 
@@ -84,15 +83,6 @@ def _config(path, metadata, dtype) -> Config:
     raise ValueError(
         f"{path}: its metadata hold no decoder config ({error}); give a file"
         " that launch/train.py wrote."
-    ) from None
-  try:
-    for rope in filter(None, (config.rope, config.local_rope)):
-      turns = [*rope.frequencies(config.dim), rope.amplitude()]
-      if not all(map(math.isfinite, turns)):
-        raise ValueError("not finite")
-  except (ArithmeticError, ValueError) as error:
-    raise ValueError(
-        f"{path}: its rotary settings give no angles ({error})."
     ) from None
   tables = config.vocab + config.max_positions
   mixture = config.experts * config.expert_mlp

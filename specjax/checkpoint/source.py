@@ -39,12 +39,27 @@ def read_json(path: pathlib.Path) -> dict:
   if len(data) > JSON_LIMIT:
     raise ValueError(f"{path}: longer than {JSON_LIMIT} bytes.")
   try:
-    found = json.loads(data)
+    found = json.loads(data, object_pairs_hook=_once)
   except (ValueError, RecursionError) as error:
-    raise ValueError(f"{path}: not JSON ({str(error)[:100]}).") from None
+    raise ValueError(f"{path}: not JSON ({said(error)}).") from None
   if not isinstance(found, dict):
     raise ValueError(f"{path}: it holds no JSON object.")
   return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    names = [name for name, _ in pairs]
+    twice = next(n for n in names if names.count(n) > 1)
+    raise ValueError(f"it says {short(twice)!r} twice")
+  return found
+
+
+def said(error: Exception) -> str:
+  """What a foreign library says, as a part of one printable sentence."""
+  line = " ".join(str(error).split())[:200]
+  return "".join(c if c.isprintable() else "?" for c in line).rstrip(".")
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

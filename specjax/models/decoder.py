@@ -12,10 +12,18 @@ from flax import nnx
 
 from specjax import cache as caches
 from specjax.attention import attend
-from specjax.models.parts import ACTIVATIONS, MLP, Experts, Norm, dense, param
-from specjax.models.product import product, unlifted
+from specjax.models.parts import (
+    ACTIVATIONS,
+    MLP,
+    Experts,
+    Norm,
+    dense,
+    look,
+    param,
+)
+from specjax.models.product import product
 from specjax.models.rope import Rope, angles, rotate
-from specjax.sharding import alone, check_divides, spec
+from specjax.sharding import check_divides, spec
 from specjax.types import KV
 
 NORMED = -1  # the tap that reads what the head reads
@@ -95,6 +103,15 @@ class Config:
         all(w >= 0 for w in self.windows),
         f"windows {self.windows}: positive widths, 0 for none.",
     )
+    for f in ("norm_eps", "score_cap", "logit_cap"):
+      need(
+          0 <= getattr(self, f) < 1e30,
+          f"{f} = {getattr(self, f)} must not be negative.",
+      )
+    need(
+        self.scale is None or 0 < self.scale < 1e30,
+        f"scale = {self.scale} must be positive.",
+    )
     need(self.max_positions >= 0, "max_positions must not be negative.")
     need(
         not self.experts or 0 < self.chosen <= self.experts
@@ -113,6 +130,10 @@ class Config:
           not rope or rope.scaling != "longrope"
           or len(rope.factors) == turned // 2,
           f"longrope needs {turned // 2} factors.",
+      )
+      need(
+          not rope or self.positions != "rope" or rope.sound(self.dim),
+          "its rotary settings give no angles.",
       )
     need(
         self.dtype in ("float32", "bfloat16"),
@@ -200,6 +221,7 @@ class Decoder(nnx.Module):
         ("kv_heads", c.kv_heads, "kv_heads"),
         ("mlp", c.mlp, "mlp"),
         ("vocab", c.vocab, "vocab"),
+        ("expert_mlp", c.expert_mlp, "mlp"),
     ):
       check_divides(what, n, name)
     self.c = c
@@ -226,19 +248,14 @@ class Decoder(nnx.Module):
   def start(self, source: jax.Array, length: jax.Array, capacity: int):
     """A prompt's beginning: (empty caches, first tokens [B 1])."""
     c = self.c
-    # A CPU rewrites a whole bfloat16 cache, widened, to write one slot.
-    dtype = "float32" if alone("cpu") else c.dtype
     make = lambda: caches.empty(
-        source.shape[0], c.kv_heads, capacity, c.dim, dtype
+        source.shape[0], c.kv_heads, capacity, c.dim, c.dtype
     )
     return tuple(make() for _ in range(c.layers)), source[:, :1]
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """[B T] -> [B T E]; ids outside the vocabulary read its border."""
-    tokens, table = unlifted(tokens, self.embedding[...])
-    x = table.at[tokens].get(
-        mode="clip", out_sharding=spec("batch", None, None)
-    )
+    x = look(self.embedding, tokens)
     return x if self.c.embed_scale == 1 else x * jnp.asarray(
         self.c.embed_scale, x.dtype
     )

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 
 from specjax import cache as caches
 from specjax.attention import attend
-from specjax.models.parts import ACTIVATIONS, MLP, Norm, dense, param
+from specjax.models.parts import ACTIVATIONS, MLP, Norm, dense, look, param
 from specjax.models.product import product
 from specjax.sharding import check_divides, spec
 from specjax.types import KV
@@ -57,6 +57,10 @@ class Config:
     for f in ("vocab", "width", "encoder_layers", "layers", "heads", "dim",
               "mlp"):
       need(getattr(self, f) > 0, f"{f} = {getattr(self, f)} must be positive.")
+    need(
+        0 <= self.norm_eps < 1e30,
+        f"norm_eps = {self.norm_eps} must not be negative.",
+    )
     deepest = max(self.encoder_layers, self.layers)
     need(deepest <= 1024, f"{deepest} layers are more than 1024.")
     need(
@@ -261,9 +265,7 @@ class EncoderDecoder(nnx.Module):
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """[B T] -> [B T E]; ids outside the vocabulary read its border."""
-    return self.embedding[...].at[tokens].get(
-        mode="clip", out_sharding=spec("batch", None, None)
-    )
+    return look(self.embedding, tokens)
 
   def norm(self, hidden: jax.Array) -> jax.Array:
     return self.decoder.norm(hidden)

@@ -6,12 +6,12 @@ A family is a module with `config(Fields)`, `pieces(config)` and `build`.
 from types import ModuleType
 from typing import Any
 
-from specjax.models import gemma, gpt2, llama, mixtral, phi3, qwen, t5
+from specjax.models import gemma, gpt2, llama, mistral, mixtral, phi3, qwen, t5
 from specjax.models.published import Fields
 
 FAMILIES = {
     "llama": llama,
-    "mistral": llama,
+    "mistral": mistral,
     "qwen2": qwen,
     "qwen3": qwen,
     "qwen3_moe": qwen,

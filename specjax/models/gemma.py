@@ -53,6 +53,7 @@ def _windows(f, third) -> tuple:
   if pattern < 1:
     f.refuse(f"sliding_window_pattern = {pattern} must be positive")
   width = f.take("sliding_window", int, 4096)
+  f.only("sliding_window_size", width)  # Gemma 2 says it twice
   return llama.windows(f, width, lambda i: (i + 1) % pattern > 0)
 
 

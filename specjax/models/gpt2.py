@@ -34,11 +34,12 @@ def config(f: Fields) -> Config:
   f.only("scale_attn_weights", True)
   f.only("scale_attn_by_inverse_layer_idx", False)
   f.only("add_cross_attention", False)
+  f.only("n_special", 0)
   f.take("reorder_and_upcast_attn", bool, False)  # the same in float32
   width, heads = f.take("n_embd", int), f.take("n_head", int)
   act = f.take("activation_function", str, "gelu_new")
   if act not in ACTS:
-    f.refuse(f"activation_function = {act!r} is none of {', '.join(ACTS)}")
+    f.refuse(f"activation_function = {act[:60]!r} is none of {', '.join(ACTS)}")
   return Config(
       vocab=f.take("vocab_size", int),
       width=width,

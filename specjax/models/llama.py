@@ -48,7 +48,6 @@ def config(f: Fields) -> Config:
       qkv_bias=biased,
       out_bias=biased,
       mlp_bias=f.take("mlp_bias", bool, False),
-      windows=windows(f, f.maybe("sliding_window", int)),
   )
 
 
@@ -60,7 +59,7 @@ def shape(f: Fields, act: str = "hidden_act", **defaults) -> dict:
   heads, width = f.take("num_attention_heads", int), f.take("hidden_size", int)
   acts = f.take(act, str, defaults.get(act, "silu"))
   if acts not in ACTS:
-    f.refuse(f"{act} = {acts!r} is none of {', '.join(ACTS)}")
+    f.refuse(f"{act} = {acts[:60]!r} is none of {', '.join(ACTS)}")
   dim = defaults.get("head_dim", width // max(heads, 1))
   turn, local = ropes(f, defaults.get("rope_theta", 10000.0))
   return dict(
@@ -71,7 +70,9 @@ def shape(f: Fields, act: str = "hidden_act", **defaults) -> dict:
       kv_heads=f.take("num_key_value_heads", int, heads),
       dim=f.take("head_dim", int, dim),
       mlp=f.take("intermediate_size", int),
-      norm_eps=f.take("rms_norm_eps", float, 1e-6),
+      norm_eps=f.take(
+          "rms_norm_eps", float, defaults.get("rms_norm_eps", 1e-6)
+      ),
       act=ACTS[acts],
       rope=turn,
       local_rope=local,
@@ -102,7 +103,10 @@ def ropes(f: Fields, theta: float) -> tuple[Rope, Rope | None]:
         rope(f, theta, full, fraction=turned),
         rope(f, local or 10000.0, slides, fraction=turned),
     )
-  scaled = f.part("rope_scaling") or given
+  scaled = f.part("rope_scaling")
+  if given and scaled:
+    f.refuse("it has both rope_parameters and rope_scaling; keep one")
+  scaled = scaled or given
   return (
       rope(f, theta, scaled, fraction=turned),
       None if local is None else rope(f, local, None, fraction=turned),

@@ -9,7 +9,7 @@ build, ALIASES = Decoder, llama.ALIASES
 
 def config(f: Fields) -> Config:
   return Config(
-      **llama.shape(f),
+      **llama.shape(f, rope_theta=1e6, rms_norm_eps=1e-5),
       experts=f.take("num_local_experts", int, 8),
       chosen=f.take("num_experts_per_tok", int, 2),
       expert_mlp=f.take("intermediate_size", int),

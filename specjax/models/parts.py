@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.product import product
+from specjax.models.product import product, unlifted
 from specjax.sharding import size, spec
 
 ACTIVATIONS = {
@@ -36,6 +36,14 @@ def dense(x, weight, bias=None, out=None):
   if bias is not None:
     y = y + bias[...].astype(jnp.float32)
   return y.astype(x.dtype)
+
+
+def look(table, tokens):
+  """Rows of table [V E] for tokens [B T] -> [B T E]; others read its border."""
+  tokens, table = unlifted(tokens, table[...])
+  return table.at[tokens].get(
+      mode="clip", out_sharding=spec("batch", None, None)
+  )
 
 
 class Norm(nnx.Module):

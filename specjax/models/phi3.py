@@ -5,12 +5,18 @@ from specjax.models.decoder import Config, Decoder
 from specjax.models.published import Fields, Piece
 
 build, ALIASES = Decoder, llama.ALIASES
+# Switches of later Phi files, as far as they switch nothing.
+NEUTRAL = dict(
+    attention_bias=False, lm_head_bias=False, full_attn_mod=1,
+    interpolate_factor=1,
+)
 
 
 def config(f: Fields) -> Config:
-  f.only("attention_bias", False)
+  for name, value in NEUTRAL.items():
+    f.only(name, value)
   return Config(
-      **llama.shape(f),
+      **llama.shape(f, rms_norm_eps=1e-5),
       windows=llama.windows(f, f.maybe("sliding_window", int)),
   )
 

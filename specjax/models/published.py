@@ -19,7 +19,8 @@ HARMLESS = frozenset("""
   dropout dropout_rate classifier_dropout classifier_dropout_prob attn_pdrop
   embd_pdrop resid_pdrop router_aux_loss_coef router_jitter_noise
   output_router_logits output_hidden_states output_attentions return_dict
-  output_past torchscript gradient_checkpointing use_bfloat16 tf_legacy_loss
+  output_past predict_special_tokens _num_labels num_labels torchscript
+  gradient_checkpointing use_bfloat16 tf_legacy_loss _model_name_or_path
   pretraining_tp cache_implementation _attn_implementation
   _attn_implementation_autoset attn_implementation problem_type finetuning_task
   prefix chunk_size_feed_forward cross_attention_hidden_size
@@ -34,6 +35,13 @@ HARMLESS = frozenset("""
   exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
   max_position_embeddings max_window_layers original_max_position_embeddings
   transformers.js_config unsloth_fixed unsloth_version is_llama_config
+""".split())
+# Switches of relatives that no family here has, where they are off.
+OFF = frozenset("""
+  add_cross_attention attention_bias is_gated_act lm_head_bias mlp_bias
+  rope_interleaved rope_scaling_interleaved scale_embedding tie_encoder_decoder
+  use_bidirectional_attention use_mrope use_parallel_residual use_qk_norm
+  use_sliding_window
 """.split())
 LARGEST = {int: 2**24, float: 1e30}  # no honest width or rotary base is above
 
@@ -75,10 +83,11 @@ class Fields:
     ok = isinstance(value, kind) if kind in (str, list, dict, bool) else (
         whole or kind is float and isinstance(value, float)
     )
-    if ok and kind in LARGEST:
-      ok = abs(value) <= LARGEST[kind]
     if not ok:
-      self.refuse(f"{name} = {str(value)[:60]!r} is no {kind.__name__}")
+      self.refuse(f"{name} = {repr(value)[:60]} is no {kind.__name__}")
+    most = LARGEST.get(kind)
+    if most and not abs(value) <= most:  # nor NaN
+      self.refuse(f"{name} = {repr(value)[:60]} is not within {most:g}")
     return kind(value)
 
   def maybe(self, name: str, kind: type):
@@ -92,8 +101,8 @@ class Fields:
     self._taken.add(name)
     value = self._config.get(name)
     if value is not None and value not in values:
-      known = ", ".join(map(repr, values))
-      self.refuse(f"{name} = {str(value)[:60]!r}; only {known} is supported")
+      known = " or ".join(map(repr, values)) or "null"
+      self.refuse(f"{name} = {repr(value)[:60]}; only {known} is supported")
 
   def part(self, name: str) -> "Fields | None":
     """A field that is itself an object, to be read and closed likewise."""
@@ -103,20 +112,25 @@ class Fields:
   def has(self, name: str) -> bool:
     return self._config.get(name) is not None
 
+  def says(self, name: str) -> bool:
+    """Whether the file names the field at all, be it as null."""
+    return name in self._config
+
   def refuse(self, what: str):
     raise ValueError(f"{self.path}: {what}.")
 
   def close(self) -> None:
     """Raises ValueError naming every field that nobody understood."""
-    empty = lambda x: x is None or x is False or x in ({}, [])
     rest = [
         str(n)[:60] for n, x in self._config.items()
-        if n not in self._taken | HARMLESS and not empty(x)
+        if n not in self._taken | HARMLESS
+        and not (x is None or x == {} or x == [] or n in OFF and x is False)
     ]
     if rest:
       self.refuse(
           f"unknown field{'s' * (len(rest) > 1)} {', '.join(sorted(rest)[:20])}"
-          " of its config may change the numbers"
+          " of its config may change the numbers; models that need it are not"
+          " supported yet"
       )
 
 
@@ -136,8 +150,6 @@ def rope(
   )
   kind = scaled.maybe("type", str) or "default"
   kind = scaled.take("rope_type", str, kind)
-  longest = fields.take("max_position_embeddings", int, 2048)
-  longest = fields.take("original_max_position_embeddings", int, longest)
   number = lambda name, default=None: scaled.take(name, float, default)
   if kind == "linear":
     known |= dict(scaling="linear", factor=number("factor"))
@@ -156,11 +168,11 @@ def rope(
         fast=number("beta_fast", 32.0), slow=number("beta_slow", 1.0),
         attention=scaled.maybe("attention_factor", float),
         original=scaled.take(
-            "original_max_position_embeddings", int, longest
+            "original_max_position_embeddings", int, _longest(fields)
         ),
     )
   elif kind in ("longrope", "su"):
-    known |= _long(fields, scaled, longest)
+    known |= _long(fields, scaled)
   elif kind != "default":
     scaled.refuse(
         f"rope_type {kind!r} is none of default, linear, llama3, yarn, longrope"
@@ -172,9 +184,17 @@ def rope(
     fields.refuse(str(error).rstrip("."))
 
 
-def _long(fields, scaled, original) -> dict:
+def _longest(fields) -> int:
+  """Positions seen in training, by the fields beside the scaling's own."""
+  most = fields.maybe("max_position_embeddings", int)
+  return fields.take("original_max_position_embeddings", int, most)
+
+
+def _long(fields, scaled) -> dict:
   """LongRoPE (arXiv 2402.13753) as far as its short factors reach."""
-  original = scaled.take("original_max_position_embeddings", int, original)
+  original = scaled.take(
+      "original_max_position_embeddings", int, _longest(fields)
+  )
   longest = fields.take("max_position_embeddings", int, original)
   factor = scaled.take("factor", float, longest / max(original, 1))
   attention = 1.0
@@ -182,7 +202,7 @@ def _long(fields, scaled, original) -> dict:
     attention = math.sqrt(1 + math.log(factor) / math.log(original))
   scaled.take("long_factor", list, [])
   short = scaled.take("short_factor", list)
-  if not all(isinstance(f, int | float) and f > 0 for f in short):
+  if not all(type(f) in (int, float) and 0 < f < 1e9 for f in short):
     scaled.refuse("short_factor must list positive numbers")
   return dict(
       scaling="longrope", original=original, factors=tuple(map(float, short)),

@@ -18,7 +18,7 @@ def config(f: Fields) -> Config:
       qkv_bias=biased,
       out_bias=biased and not old,
       qk_norm=not old,
-      windows=_windows(f),
+      windows=() if sparse else _windows(f),
   )
 
 
@@ -39,6 +39,8 @@ def _mixture(f) -> dict:
         f" 0..{layers - 1}"
     )
   rest = {i for i in range(layers) if (i + 1) % step}
+  f.only("use_sliding_window", False)
+  f.only("sliding_window")
   return dict(
       experts=f.take("num_experts", int),
       chosen=f.take("num_experts_per_tok", int),

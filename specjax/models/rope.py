@@ -36,6 +36,15 @@ class Rope:
             f"Rope: {name} = {getattr(self, name)} must be above {least}."
         )
 
+  def sound(self, dim: int) -> bool:
+    """Whether all angles of heads of `dim` are finite, in float32 too."""
+    try:
+      with np.errstate(all="ignore"):
+        turns = np.array([*self.frequencies(dim), self.amplitude()])
+    except (ArithmeticError, ValueError):
+      return False
+    return bool(np.all(np.abs(turns) < 1e30))
+
   def frequencies(self, dim: int) -> np.ndarray:
     """Radians a position, one for each rotated pair, in float64."""
     rotated = int(dim * self.fraction)

@@ -50,7 +50,7 @@ def config(f: Fields) -> Config:
   gated, act = kind.startswith("gated-"), kind.removeprefix("gated-")
   act = "gelu_new" if kind == "gated-gelu" else act  # as it was trained
   if act not in ACTS:
-    f.refuse(f"feed_forward_proj = {kind!r} is none of {', '.join(ACTS)}")
+    f.refuse(f"feed_forward_proj = {kind[:60]!r} is none of {', '.join(ACTS)}")
   f.only("dense_act_fn", act)
   f.only("is_gated_act", gated)
   layers = f.take("num_layers", int)

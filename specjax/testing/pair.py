@@ -14,7 +14,7 @@ from flax import nnx
 from specjax.models import encoder_decoder as encoders
 from specjax.models.decoder import Config, Decoder
 from specjax.sampling import draw, log_probs
-from specjax.text import Increment
+from specjax.tokens import Increment
 from specjax.types import Commit, Draft, State
 
 

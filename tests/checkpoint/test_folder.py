@@ -56,11 +56,30 @@ def test_shards_by_their_index(tmp_path):
 
 @pytest.mark.parametrize("file", [
     "../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin",
-    "..", "a\\b.safetensors", "", ".safetensors/../x",
+    "..", "a\\b.safetensors", "", ".safetensors/../x", "\ud800.safetensors",
 ])
 def test_an_index_cannot_point_elsewhere(tmp_path, file):
   path = sharded(tmp_path / "x", {"a": file})
   with pytest.raises(ValueError, match="only .safetensors files of the same"):
+    Folder(path)
+
+
+def test_no_name_of_a_file_reaches_the_terminal_raw(tmp_path):
+  path = folder(tmp_path / "x")
+  header = json.dumps({"a\nb\x1b[31m": {
+      "dtype": "F32", "shape": [9], "data_offsets": [0, 4],
+  }}).encode()
+  data = len(header).to_bytes(8, "little") + header + bytes(4)
+  (path / "model.safetensors").write_bytes(data)
+  with pytest.raises(ValueError) as error:
+    Folder(path)
+  assert str(error.value).isprintable()
+
+
+def test_a_config_that_says_a_thing_twice_is_refused(tmp_path):
+  path = folder(tmp_path / "x", {"a": np.zeros(3)})
+  (path / "config.json").write_text('{"vocab_size": 1, "vocab_size": 2}')
+  with pytest.raises(ValueError, match="'vocab_size' twice"):
     Folder(path)
 
 

@@ -25,7 +25,8 @@ from specjax.train.losses import logits, next_token
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 PLACES = [HERE / "goldens", HERE.parents[1] / "shared" / "goldens"]
-PLACES += map(pathlib.Path, os.environ.get("SPECJAX_GOLDENS", "").split())
+MORE = os.environ.get("SPECJAX_GOLDENS")
+PLACES += map(pathlib.Path, MORE.split(os.pathsep) if MORE else [])
 LOGITS, STATES = 1e-4, 2e-5  # absolute; relative to the largest entry
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -44,6 +45,14 @@ def folders():
           yield pytest.param(
               config.parent, id=f"{place.parent.name}-{config.parent.name}"
           )
+
+
+def test_every_family_has_its_golden():
+  found = {
+      json.loads(config.read_text())["model_type"]
+      for config in (HERE / "goldens").glob("*/config.json")
+  }
+  assert found == set(families.FAMILIES)
 
 
 class Golden:
