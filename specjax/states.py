@@ -46,6 +46,10 @@ ALIGN = 128  # 2,049 slots compiled with 20 cache copies on a TPU, 2,048 none
 READ = 16  # the fewest slots of an encoder's source
 
 _extend = jax.jit(engine.extend, donate_argnames="state")
+# Jitted though never run: then its trace is kept, a second for 30 layers.
+_features = jax.jit(
+    lambda target, drafter, *window: target(*window, drafter.taps)[1]
+)
 _ingest = jax.jit(lambda target, drafter, *rest: drafter.ingest(target, *rest))
 Prompts = Sequence[Sequence[int] | None]
 
@@ -191,8 +195,9 @@ def prefill(
     stop = stop_tables(*stop, target.vocab)
   rows = place(rows, stop, wish["stop_mask"])
   cache, dstate = _start(target, drafter, source_of(rows), capacity)
-  run = lambda *window: target(*window, drafter.taps)[1]
-  shape = jax.eval_shape(run, rows.tokens[:, :1], rows.length, cache)
+  shape = _features.eval_shape(
+      target, drafter, rows.tokens[:, :1], rows.length, cache
+  )
   features = jnp.zeros(
       (B, drafter.K + 1, shape.shape[-1]),
       shape.dtype,
