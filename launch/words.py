@@ -132,8 +132,8 @@ def autoregressive(c, target: Model):
   if ours != theirs and not c.cross_vocabulary:
     raise ValueError(
         f"--drafter_model={c.drafter_model}: its tokenizer is not that of"
-        f" --target={c.target}; choose one that shares it, or give"
-        " --cross_vocabulary to draft what both can say."
+        f" --target={c.target}; choose one that shares it, --drafter=ngram"
+        " which needs none, or --cross_vocabulary to draft what both can say."
     )
   if c.cross_vocabulary:
     tables = vocabularies.compare(

@@ -4,13 +4,25 @@ import pathlib
 import re
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from specjax.checkpoint.source import said
 
 # What is read, all in the top folder; pickled weights are not even fetched.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
-WORD = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}(@[\w./-]{1,96})?")
+WORD = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}(@[\w./-]{1,96})?")
+REASONS = {
+    LocalEntryNotFoundError: "the hub cannot be reached",
+    RepositoryNotFoundError: "the hub has no such model, or wants a login",
+    RevisionNotFoundError: "the model has no such revision",
+    HFValidationError: "that is no valid id",
+}
 
 
 def folder(word: str) -> pathlib.Path:
@@ -26,8 +38,11 @@ def folder(word: str) -> pathlib.Path:
         ignore_patterns=["*/*", "consolidated*"],
     )
   except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    # Of the classes of one failure the nearest says most.
+    known = [REASONS[k] for k in type(error).__mro__ if k in REASONS]
+    reason = known[0] if known else said(error)
     raise ValueError(
         f"{word}: neither in the hub's cache on this machine nor to be fetched"
-        f" ({said(error)})."
+        f" ({reason})."
     ) from None
   return pathlib.Path(found)

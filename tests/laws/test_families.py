@@ -25,7 +25,9 @@ def pair(kind):
   return target, Autoregressive(testing.decoder(seed=1, **KINDS[kind]), K)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "rule", ["token", pytest.param("block", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law_is_kept(kind, rule):
   testing.check_law(*pair(kind), PROMPTS, rule=getattr(rules, rule))

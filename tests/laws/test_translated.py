@@ -35,7 +35,9 @@ def pair():
   return testing.decoder(V), Autoregressive(model, K)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "rule", ["token", pytest.param("block", marks=pytest.mark.slow)]
+)
 def test_next_four_tokens_have_the_law_of_the_target(rule):
   testing.check_law(
       *pair(), PROMPTS, rule=getattr(rules, rule), rows=32_768

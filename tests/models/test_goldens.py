@@ -131,6 +131,8 @@ def test_cached_steps(golden, computed):
 def test_the_cache_after_a_rollback(golden, computed):
   io, last = golden.io, computed["after"][-1]
   keep = int(io["rollback.keep"]) + io["rollback.ids"].shape[1]
+  if "rollback.k_last_layer" not in io:
+    pytest.skip("the folder has no cache of it")
   for name, ours in zip("kv", last):
     theirs = io[f"rollback.{name}_last_layer"]
     close(ours[:, :, :keep], theirs[:, :, :keep], STATES)
