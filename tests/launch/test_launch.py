@@ -72,7 +72,7 @@ def test_the_default_config_holds_names_of_flags():
         (dict(dtype="int8"), "float32 or bfloat16"),
         (dict(mesh="2by2"), "such as 1x1"),
         (dict(mesh="9x9"), "needs 81 devices"),
-        (dict(target="llama"), "--target=llama: give embedded, or a"),
+        (dict(target="llama"), "--target=llama: no such folder or .gguf"),
         (dict(target="no.safetensors"), "no.safetensors"),
         (dict(num_speculative_tokens=0), "must lie in 1..64"),
         (dict(temperature=-1.0), "temperature = -1;"),

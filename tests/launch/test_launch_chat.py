@@ -37,6 +37,8 @@ def test_a_bad_byte_costs_no_turn_and_no_stdin_none(monkeypatch):
 
 
 def test_ctrl_c_twice():
+  # A test run in the background is begun with the signal ignored.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   with script().stoppable() as stopped:
     assert not stopped()
     os.kill(os.getpid(), signal.SIGINT)
@@ -45,6 +47,7 @@ def test_ctrl_c_twice():
       os.kill(os.getpid(), signal.SIGINT)
       signal.sigtimedwait([], 5)
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  signal.signal(signal.SIGINT, before)
 
 
 def test_the_script(

@@ -238,7 +238,7 @@ def test_the_original_and_its_offspring_are_told_apart():
     "changes, text",
     [
         (dict(feed_forward_proj="gated-tanh"), "feed_forward_proj = 'gated"),
-        (dict(feed_forward_proj=3), "feed_forward_proj = '3' is no str"),
+        (dict(feed_forward_proj=3), "feed_forward_proj = 3 is no str"),
         (dict(dense_act_fn="relu"), "dense_act_fn = 'relu'; only 'gelu_new'"),
         (dict(d_kv=None), "d_kv is missing"),
         (dict(num_layers=-3, num_decoder_layers=2), "encoder_layers = -3"),

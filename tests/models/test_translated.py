@@ -247,8 +247,8 @@ def test_a_row_that_needs_too_many_pieces_drafts_nothing(tiny):
   state, tally = engine.generate(tiny.target, drafter, state)
   assert outputs_of(state) == [tiny.greedy(p, 12) for p in prompts]
   drafted = np.asarray(tally.info.drafted)
-  assert drafted[1] > 0 and drafted[3] == 0  # 132 pieces of 128
-  assert drafted[0] < drafted[1]
+  # 117, 3, 123 and 132 pieces before the first round, of 128.
+  assert drafted[0] > 0 and drafted[1] > 0 and drafted[3] == 0
 
 
 CONFIG = Config(
