@@ -182,7 +182,8 @@ def tell(c, m, parts, event):
 
 def job(c, m, options):
   """Answers --input's lines into --output; measures of this session."""
-  settings = {k: c[k] for k in FLAGS if k not in FREE} | m.prints
+  settings = {k: c[k] for k in FLAGS if k not in FREE}
+  settings |= {name: digest() for name, digest in m.prints.items()}
   meters = {name: serve.Meter() for name in runs(c, m)}
   asked = []
 

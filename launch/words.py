@@ -49,7 +49,7 @@ class Models(NamedTuple):
   drafter: Any
   rule: Callable
   tokenizer: Any
-  prints: dict[str, str]
+  prints: dict[str, Callable[[], str]]
 
 
 def look(flag: str, word: str, table: dict):
@@ -77,11 +77,14 @@ def own(word: str, name: str) -> pathlib.Path | None:
 
 
 class Model(NamedTuple):
-  """A model of the command line, its tokenizer, a print of its content."""
+  """A model of the command line, its tokenizer, a print of its content.
+
+  Printing reads the files, so it waits until a job asks.
+  """
 
   module: Any
   tokenizer: Any
-  digest: str
+  digest: Callable[[], str]
 
 
 def model(flag: str, word: str, name: str, dtype: str) -> Model:
@@ -89,8 +92,8 @@ def model(flag: str, word: str, name: str, dtype: str) -> Model:
   file = own(word, name)
   if file is None:
     found = find(flag, word)
-    module, words = found.load(dtype), found.tokenizer()
-    return Model(module, fitting(flag, word, words, module), found.digest())
+    words, module = found.tokenizer(), found.load(dtype)  # the quick one first
+    return Model(module, fitting(flag, word, words, module), found.digest)
   module = safetensors.load(file, dtype)
   beside = file.with_name("tokenizer.json")
   alone = word == "embedded" or not beside.is_file()
@@ -101,7 +104,7 @@ def model(flag: str, word: str, name: str, dtype: str) -> Model:
         f" has {words.size}; put its tokenizer.json beside it."
     )
   words = fitting(flag, word, words, module)
-  return Model(module, words, pretrained.digest([file]))
+  return Model(module, words, lambda: pretrained.digest([file]))
 
 
 def find(flag: str, word: str) -> pretrained.Found:

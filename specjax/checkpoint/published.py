@@ -126,7 +126,7 @@ def save(
     shards.append((part, list(held), size))
 
   for name, x in tensors(model, config, str(folder)):
-    x = x.astype(dtype)
+    x = x.astype(dtype, copy=False)
     if held and size + x.nbytes > SHARD:
       write()
       held, size = {}, 0

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-JSON_LIMIT = 64 * 2**20  # bytes; the index of a 400B model has about 10 MB
+from specjax.tokens import read_bytes
+
 LISTED = 100  # wrong tensors in one error
 
 
@@ -32,12 +33,9 @@ class Source(Protocol):
 def read_json(path: pathlib.Path) -> dict:
   """A JSON object from a file of bounded size; ValueError for anything else."""
   try:
-    with open(path, "rb") as file:  # not by its stated size: it may be a pipe
-      data = file.read(JSON_LIMIT + 1)
+    data = read_bytes(path)
   except OSError as error:
     raise ValueError(f"{path}: cannot be read ({error.strerror}).") from None
-  if len(data) > JSON_LIMIT:
-    raise ValueError(f"{path}: longer than {JSON_LIMIT} bytes.")
   try:
     found = json.loads(data, object_pairs_hook=_once)
   except (ValueError, RecursionError) as error:

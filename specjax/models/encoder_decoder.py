@@ -15,12 +15,10 @@ from jaxtyping import Array, Int
 
 from specjax import cache as caches
 from specjax.attention import attend
-from specjax.models.parts import ACTIVATIONS, MLP, Norm, dense, look, param
+from specjax.models.parts import MLP, Norm, checked, dense, look, param, tapped
 from specjax.models.product import product
 from specjax.sharding import check_divides, spec
 from specjax.types import KV
-
-NORMED = -1  # the tap that reads what the head reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +48,11 @@ class Config:
   norm, norm_offset, mlp_bias, experts = "rms", 0.0, False, 0
 
   def __post_init__(self):
-    def need(ok, text):
-      if not ok:
-        raise ValueError(f"encoder-decoder config: {text}")
-
-    for f in ("vocab", "width", "encoder_layers", "layers", "heads", "dim",
-              "mlp"):
-      need(getattr(self, f) > 0, f"{f} = {getattr(self, f)} must be positive.")
-    need(
-        0 <= self.norm_eps < 1e30,
-        f"norm_eps = {self.norm_eps} must not be negative.",
-    )
+    need = checked(self, "encoder-decoder", (
+        "vocab", "width", "encoder_layers", "layers", "heads", "dim", "mlp",
+    ))
     deepest = max(self.encoder_layers, self.layers)
     need(deepest <= 1024, f"{deepest} layers are more than 1024.")
-    need(
-        self.act in ACTIVATIONS,
-        f"act {self.act!r} is not one of {', '.join(ACTIVATIONS)}.",
-    )
     need(self.buckets >= 4, f"buckets = {self.buckets} must be at least 4.")
     need(
         self.buckets // 2 < self.max_distance <= 2**16,
@@ -77,10 +63,6 @@ class Config:
         0 <= self.opening < self.vocab,
         f"opening = {self.opening} is outside the vocabulary, 0 to"
         f" {self.vocab - 1}.",
-    )
-    need(
-        self.dtype in ("float32", "bfloat16"),
-        f"dtype {self.dtype!r} is not float32 or bfloat16.",
     )
 
 
@@ -287,18 +269,15 @@ class EncoderDecoder(nnx.Module):
     pos = start[:, None] + jnp.arange(tokens.shape[1])
     bias = self.decoder.relative(pos, cache.own[0].k.shape[2])
     seen = _last(tokens, cache.length)
-    out, stream = [], {}
+    out, streams = [], [x]
     for i, block in enumerate(self.decoder.blocks):
-      stream[i] = x
       x, own = block(
           x, pos, start, cache.own[i], cache.cross[i], seen, bias
       )
       out.append(own)
-    stream[len(self.decoder.blocks)] = x
-    if NORMED in taps:
-      stream[NORMED] = self.norm(x)
-    features = [x[..., :0]] + [stream[t] for t in taps]
-    return x, jnp.concatenate(features, -1), cache._replace(own=tuple(out))
+      streams.append(x)
+    own = cache._replace(own=tuple(out))
+    return x, tapped(self, streams, taps), own
 
 
 def _last(tokens, length):

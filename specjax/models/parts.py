@@ -3,6 +3,8 @@
 `c` is a frozen config with the fields that `decoder.Config` documents.
 """
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,12 +12,51 @@ from flax import nnx
 from specjax.models.product import product, unlifted
 from specjax.sharding import size, spec
 
+NORMED = -1  # the tap that reads what the head reads
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
 }
+
+
+def checked(c, kind: str, sizes: Sequence[str]) -> Callable[[bool, str], None]:
+  """Checks what all configs have -> `need(ok, text)` for the fields of one.
+
+  `sizes` must be positive. Raises ValueError naming `kind` and the field.
+  """
+
+  def need(ok, text):
+    if not ok:
+      raise ValueError(f"{kind} config: {text}")
+
+  for f in sizes:
+    need(getattr(c, f) > 0, f"{f} = {getattr(c, f)} must be positive.")
+  need(
+      0 <= c.norm_eps < 1e30, f"norm_eps = {c.norm_eps} must not be negative."
+  )
+  need(
+      c.act in ACTIVATIONS,
+      f"act {c.act!r} is not one of {', '.join(ACTIVATIONS)}.",
+  )
+  need(
+      c.dtype in ("float32", "bfloat16"),
+      f"dtype {c.dtype!r} is not float32 or bfloat16.",
+  )
+  return need
+
+
+def tapped(model, streams, taps):
+  """Residual streams [B T E] at `taps`, side by side -> [B T F].
+
+  Stream t enters block t, the last one leaves them all; see `NORMED`.
+  """
+  seen = dict(enumerate(streams))
+  if NORMED in taps:
+    seen[NORMED] = model.norm(streams[-1])
+  none = streams[-1][..., :0]
+  return jnp.concatenate([none, *(seen[t] for t in taps)], -1)
 
 
 def param(rngs, shape, names, dtype, std=None, value=None) -> nnx.Param:

@@ -1,4 +1,7 @@
-"""Pairs whose target has an encoder: the law, memory, and bugs of its own."""
+"""Pairs whose target has an encoder: the law, and bugs of its own.
+
+The checks of their memory are in test_state.py.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -99,15 +102,6 @@ def test_a_bug_of_the_source_fails_check_law(kind):
     law(spoilt(kind), rows=8192)
 
 
-@pytest.fixture(params=["autoregressive", "ngram"], scope="module")
-def pair(request):
-  return testing.encoder_decoder(), DRAFTERS[request.param]()
-
-
-def test_memory_equals_a_fresh_prefill_after_every_round(pair):
-  assert testing.check_state(*pair, PROMPTS) == set(range(K + 1))
-
-
 def test_memory_of_another_row_fails_check_state():
   class Shifts(Autoregressive):
     """Its drafter's keys of the source move on to the next row."""
@@ -120,19 +114,3 @@ def test_memory_of_another_row_fails_check_state():
   drafter = Shifts(testing.encoder_decoder(seed=1), K)
   with pytest.raises(AssertionError, match="drafter's memory.*cross"):
     testing.check_state(testing.encoder_decoder(), drafter, PROMPTS)
-
-
-def test_rubbish_above_the_final_slots_is_never_seen(pair):
-  testing.check_poison(*pair, PROMPTS)
-
-
-def test_no_window_is_written_past_the_last_slot(pair):
-  testing.check_capacity(*pair)
-
-
-def test_a_row_does_not_hang_on_its_neighbours(pair):
-  testing.check_batch_invariance(*pair, PROMPTS)
-
-
-def test_stops_cut_and_change_nothing_before(pair):
-  testing.check_stops(*pair, PROMPTS)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.models.decoder import ACTIVATIONS, NORMED, Config, Decoder
+from specjax.models.decoder import Config, Decoder
+from specjax.models.parts import ACTIVATIONS, NORMED
 from specjax.models.rope import Rope
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

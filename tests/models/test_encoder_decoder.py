@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 
 from specjax.models.encoder_decoder import (
-    NORMED,
     Config,
     EncoderDecoder,
     bucket_numbers,
 )
+from specjax.models.parts import NORMED
 from specjax.testing.pair import encoder_decoder
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

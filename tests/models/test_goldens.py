@@ -20,7 +20,8 @@ from specjax.checkpoint import published
 from specjax.checkpoint.folder import Folder
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.models import families
-from specjax.models.decoder import NORMED, Decoder
+from specjax.models.decoder import Decoder
+from specjax.models.parts import NORMED
 from specjax.train.losses import logits, next_token
 
 HERE = pathlib.Path(__file__).resolve().parents[1]

@@ -25,7 +25,8 @@ from specjax.checkpoint.safetensors import named
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
 from specjax.models import families, t5
-from specjax.models.encoder_decoder import NORMED, bucket_numbers
+from specjax.models.encoder_decoder import bucket_numbers
+from specjax.models.parts import NORMED
 from specjax.testing.pair import encoder_decoder
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
