@@ -8,6 +8,8 @@ from specjax.types import KV
 
 SHORTEST = 128  # slots of the smallest static prefix that `attend` reads
 COPIED = 4  # a CPU copies a long prefix: worth it for a quarter of the slots
+BLOCK = 256  # slots that a CPU reads at once
+SEVERAL = 4  # queries of all rows that repay reading by blocks
 
 
 def visible(pos: jax.Array, slots: int, window: int) -> jax.Array:
@@ -32,7 +34,13 @@ def attend(
   added to the scores, broadcasts to [B K T H/K S].
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
+  B, T = pos.shape
   factor = COPIED if alone("cpu") else 1
+  # Of 2,048 slots a thousand deep, for 30 layers of SmolLM2: 8 queries 12 ms
+  # instead of 20, a batch of 8 takes 28 instead of 94; one query 2 ms more.
+  if factor > 1 and bias is None and B * T >= SEVERAL and T < slots:
+    if slots > factor * SHORTEST and slots % BLOCK == 0:
+      return _by_blocks(q, kv, pos, window, scale, cap)
   # The first one always: without a switch a CPU copies the cache as it writes
   # (`tests/test_compile.py` looks at 256 slots).
   while prefix < slots and (not sizes or factor * prefix <= slots):
@@ -52,31 +60,99 @@ def attend(
 
 
 def _attend(q, kv, pos, window, scale, cap, bias):
+  T = q.shape[1]
+  q = _grouped(q, kv)
+  score = _scores(q, kv.k, T, scale, cap)
+  if bias is not None:
+    score = score + bias
+  seen = jnp.swapaxes(visible(pos, kv.k.shape[2], window), 2, 3)
+  weight = jax.nn.softmax(jnp.where(seen, score, -1e30), -1)
+  return _ungrouped(_weighed(weight, kv.v), T, q.dtype)
+
+
+def _by_blocks(q, kv, pos, window, scale, cap):
+  """Block after block of slots, but for those that no query sees; the sums so
+  far shrink as a larger score comes (Milakov, Gimelshein, arXiv:1805.02867).
+  """
+  T, slots = pos.shape[1], kv.k.shape[2]
+  q = _grouped(q, kv)
+  last = jnp.max(pos)
+  first = jnp.min(pos) - window + 1 if window else 0
+
+  def add(carry, at):
+    most, total, out = carry
+    k, v = (jax.lax.dynamic_slice_in_dim(x, at, BLOCK, 2) for x in kv)
+    seen = jnp.swapaxes(visible(pos - at, BLOCK, window), 2, 3)
+    score = jnp.where(seen, _scores(q, k, T, scale, cap), -1e30)
+    new = jnp.maximum(most, jnp.max(score, -1))
+    # Not the score alone: a query that sees nothing yet has -1e30 throughout.
+    weight = jnp.where(seen, jnp.exp(score - new[..., None]), 0.0)
+    shrink = jnp.exp(most - new)
+    total = total * shrink + jnp.sum(weight, -1)
+    out = out * _flat(shrink)[..., None] + _weighed(weight, v)
+    return new, total, out
+
+  def step(carry, at):
+    some = (at <= last) & (at + BLOCK > first)
+    return jax.lax.cond(some, add, lambda carry, _: carry, carry, at), None
+
+  zero = jnp.zeros_like(q, jnp.float32)
+  none = _apart(zero[..., 0], T)
+  carry = (none - 1e30, none, zero)
+  # A fixed count, since a loop of any other has no gradient.
+  carry, _ = jax.lax.scan(step, carry, jnp.arange(0, slots, BLOCK))
+  _, total, out = carry
+  return _ungrouped(out / _flat(total)[..., None], T, q.dtype)
+
+
+# Asked for, since a TPU would otherwise round float32 scores to bfloat16.
+EXACT = dict(preferred_element_type=jnp.float32, precision="highest")
+
+
+def _lay(x, *shape):
+  names = ("batch", "kv_heads", *[None] * (len(shape) - 2))
+  return x.reshape(shape, out_sharding=spec(*names))
+
+
+def _apart(x, T):
+  """[B K T*G ...] -> [B K T G ...], queries and heads of a group apart."""
+  B, K, N = x.shape[:3]
+  return _lay(x, B, K, T, N // T, *x.shape[3:])
+
+
+def _flat(x):
+  B, K, T, G = x.shape[:4]
+  return _lay(x, B, K, T * G, *x.shape[4:])
+
+
+def _grouped(q, kv):
+  """[B T H D] -> [B K T*G D]: with the cache's own two batch axes first, and
+  keys on the left, nothing is copied; four times faster on a CPU."""
   B, T, H, D = q.shape
-  K, S = kv.k.shape[1:3]
-  lay = lambda x, *shape: x.reshape(
-      shape, out_sharding=spec("batch", "kv_heads", *[None] * (len(shape) - 2))
-  )
-  # [B K T*G D]: with the cache's own two batch axes first, and keys on the
-  # left, neither keys nor values are copied; four times faster on a CPU.
+  K = kv.k.shape[1]
   q = q.reshape(
       (B, T, K, H // K, D),
       out_sharding=spec("batch", None, "kv_heads", None, None),
   )
-  q = lay(jnp.swapaxes(q, 1, 2), B, K, T * H // K, D)
-  # Asked for, since a TPU would otherwise round float32 scores to bfloat16.
-  exact = dict(preferred_element_type=jnp.float32, precision="highest")
-  score = jnp.einsum("bksd,bknd->bksn", kv.k, q, **exact)
-  score = lay(jnp.swapaxes(score, 2, 3), B, K, T, H // K, S) * scale
-  if cap:
-    score = cap * jnp.tanh(score / cap)
-  if bias is not None:
-    score = score + bias
-  seen = jnp.swapaxes(visible(pos, S, window), 2, 3)
-  score = jnp.where(seen, score, -1e30)
-  weight = lay(jax.nn.softmax(score, -1), B, K, T * H // K, S)
-  out = jnp.einsum("bkns,bksd->bknd", weight.astype(kv.v.dtype), kv.v, **exact)
-  out = jnp.swapaxes(lay(out, B, K, T, H // K, D), 1, 2).astype(q.dtype)
+  return _flat(jnp.swapaxes(q, 1, 2))
+
+
+def _scores(q, k, T, scale, cap):
+  """[B K T G S]"""
+  score = jnp.einsum("bksd,bknd->bksn", k, q, **EXACT)
+  score = _apart(jnp.swapaxes(score, 2, 3), T) * scale
+  return cap * jnp.tanh(score / cap) if cap else score
+
+
+def _weighed(weight, v):
+  """Weights [B K T G S] -> sums of values [B K T*G D]."""
+  weight = _flat(weight).astype(v.dtype)
+  return jnp.einsum("bkns,bksd->bknd", weight, v, **EXACT)
+
+
+def _ungrouped(out, T, dtype):
+  B, K, N, D = out.shape
+  out = jnp.swapaxes(_apart(out, T), 1, 2).astype(dtype)
   return out.reshape(
-      (B, T, H, D), out_sharding=spec("batch", None, "heads", None)
+      (B, T, K * N // T, D), out_sharding=spec("batch", None, "heads", None)
   )

@@ -47,6 +47,22 @@ def test_attention_is_that_of_numpy_at_every_prefix_border(window, cap):
     np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
 
 
+@pytest.mark.parametrize("window, cap", [(0, 0.0), (300, 0.0), (0, 2.0)])
+def test_attention_is_that_of_numpy_at_every_block_border(window, cap):
+  """1,024 slots, several queries: a CPU reads them by blocks."""
+  run = jax.jit(
+      lambda q, kv, pos: attend(
+          q, kv, pos, window=window, scale=0.4, cap=cap
+      )
+  )
+  q, kv = arrays(3, 1024)
+  for start in ([0, 0], [253, 3], [254, 600], [510, 1021], [1021, 0]):
+    pos = np.array(start)[:, None] + np.arange(3)
+    want = reference(q, kv, pos, window, 0.4, cap)
+    np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
+  jax.grad(lambda q: run(q, kv, pos).sum())(q)
+
+
 def test_a_bias_is_added_to_the_scores_at_every_prefix_border():
   """Known by what it undoes: a bias of minus the scores leaves a mean."""
   run = jax.jit(
@@ -69,12 +85,13 @@ def test_a_bias_is_added_to_the_scores_at_every_prefix_border():
   )
 
 
+@pytest.mark.parametrize("slots", [S, 1024])
 @pytest.mark.parametrize("rubbish", [np.nan, np.inf, 1e30])
-def test_slots_above_the_window_may_hold_anything(rubbish):
+def test_slots_above_the_window_may_hold_anything(rubbish, slots):
   run = jax.jit(lambda q, kv, pos: attend(q, kv, pos, scale=1.0))
-  q, kv = arrays(3)
+  q, kv = arrays(3, slots)
   pos = np.array([[4, 5, 6], [61, 62, 63]])
-  above = np.arange(S) > pos[:, -1:]
+  above = np.arange(slots) > pos[:, -1:]
   spoil = lambda x, by: np.where(above[:, None, :, None], by, x)
   dirty = KV(spoil(kv.k, rubbish), spoil(kv.v, np.float32(3e38)))
   np.testing.assert_array_equal(run(q, dirty, pos), run(q, kv, pos))
