@@ -5,41 +5,100 @@ kept before stops cut the block; emitted: tokens after it; bonus: rounds whose
 drafts all stood; dropped: tokens that stops and budgets cut off.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from specjax.types import Tally
 
+COUNTS = ("rounds", "drafted", "accepted", "emitted", "bonus", "dropped")
+BY_POSITION = ("reached", "passed", "overlap")
+
+
+def counts(tally: Tally) -> list[dict]:
+  """Each row's counts as JSON has them: ints, and lists by position."""
+  info = jax.tree.map(np.asarray, tally.info)
+  return [
+      {name: int(getattr(info, name)[b]) for name in COUNTS}
+      | {name: getattr(info, name)[b].tolist() for name in BY_POSITION}
+      for b in range(len(info.rounds))
+  ]
+
+
+def pool(some: Sequence[dict]) -> dict:
+  """The sum of some rows' `counts`; lists of other lengths are filled up."""
+  K = max((len(x["reached"]) for x in some), default=0)
+  out = {name: sum(x[name] for x in some) for name in COUNTS}
+  for name in BY_POSITION:
+    total = np.zeros(K)
+    for x in some:
+      total[: len(x[name])] += x[name]
+    out[name] = total.tolist()
+  return out
+
+
+def rates(counts: dict) -> dict[str, float | list[float]]:
+  """acceptance_length = emitted / rounds; acceptance_rate = accepted /
+  drafted; conditional[i] = drafts passed / judged at position i; reached_rate
+  = passed / judged; overlap = the mean of sum_v min(p, q) over judged
+  positions, which it must equal (`gap`)."""
+  share = lambda a, b: float(a) / float(b) if b else 0.0
+  judged = sum(counts["reached"])
+  return dict(
+      acceptance_length=share(counts["emitted"], counts["rounds"]),
+      acceptance_rate=share(counts["accepted"], counts["drafted"]),
+      conditional=[
+          share(a, b) for a, b in zip(counts["passed"], counts["reached"])
+      ],
+      reached_rate=share(sum(counts["passed"]), judged),
+      overlap=share(sum(counts["overlap"]), judged),
+  )
+
 
 def summary(tally: Tally) -> dict[str, float | list[float]]:
-  """Pooled metrics of all rows of a Tally (arrays on host or device).
+  """Sums and `rates` of all rows of a Tally (arrays on host or device)."""
+  total = pool(counts(tally))
+  sums = {name: total[name] for name in COUNTS}
+  return sums | {"steps": int(tally.steps)} | rates(total)
 
-  acceptance_length = emitted / rounds; acceptance_rate = accepted / drafted;
-  conditional[i] = drafts passed / judged at position i; reached_rate =
-  accepted / reached, which overlap = mean of sum_v min(p, q) over judged
-  positions must equal for drawn drafts under the token rule: a self-check.
+
+def gap(counts: dict, deviations: float = 3.0) -> tuple[float, float]:
+  """(accepted / judged - mean overlap, how far it may lie from 0).
+
+  Each judged draft passes with the chance that its overlap tells, given all
+  before it, so the sum of differences is a martingale whose variance is at
+  most n m (1 - m), m the mean. For the token rule, before ends cut blocks;
+  the block rule accepts more.
   """
-  info = jax.tree.map(np.asarray, tally.info)
-  total = {
-      name: int(getattr(info, name).sum())
-      for name in (
-          "rounds", "drafted", "accepted", "emitted", "bonus", "dropped"
-      )
-  }
-  reached, passed = info.reached.sum(0), info.passed.sum(0)
-  share = lambda a, b: float(a) / float(b) if b else 0.0
-  return {
-      **total,
-      "steps": int(tally.steps),
-      "acceptance_length": share(total["emitted"], total["rounds"]),
-      "acceptance_rate": share(total["accepted"], total["drafted"]),
-      "conditional": [share(a, b) for a, b in zip(passed, reached)],
-      "reached_rate": share(passed.sum(), reached.sum()),
-      "overlap": share(info.overlap.sum(), reached.sum()),
-  }
+  n = sum(counts["reached"])
+  if not n:
+    return 0.0, 0.0
+  found = rates(counts)
+  mean = min(max(found["overlap"], 0.0), 1.0)
+  # One draft more or less is no news where the overlaps are all 0 or 1.
+  width = deviations * math.sqrt(mean * (1 - mean) / n) + 1 / n
+  return found["reached_rate"] - found["overlap"], width
+
+
+def bootstrap(
+    items: Sequence[Any], statistic: Callable[[Sequence[Any]], float], *,
+    draws: int = 2000, level: float = 0.95, seed: int = 0,
+) -> tuple[float, float]:
+  """(low, high) of a statistic of some prompts' results, if other prompts of
+  their kind had been asked: percentiles over draws with replacement."""
+  if not len(items):
+    raise ValueError("bootstrap: there is nothing to draw from.")
+  rng = np.random.default_rng(seed)
+  found = [
+      statistic([items[i] for i in rng.integers(len(items), size=len(items))])
+      for _ in range(draws)
+  ]
+  out = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+  return float(out[0]), float(out[1])
 
 
 def words(summary: dict) -> dict[str, str]:

@@ -1,9 +1,20 @@
 """Pooled sums, by hand."""
 
+import json
+
 import numpy as np
 import pytest
 
-from specjax.metrics import Pace, summary, words
+from specjax.metrics import (
+    Pace,
+    bootstrap,
+    counts,
+    gap,
+    pool,
+    rates,
+    summary,
+    words,
+)
 from specjax.types import Info, Tally
 
 
@@ -61,3 +72,44 @@ def test_pace_parts_the_first_wait_from_the_rate():
   pace.saw(3)
   pace.saw(5)
   assert (pace.wait, pace.rate) == (2.0, 2.0)
+
+
+def test_rows_are_pooled_from_json():
+  rows = counts(tally())
+  assert rows[0]["emitted"] == 5 and rows[1]["passed"] == [0, 0, 0]
+  assert json.loads(json.dumps(rows)) == rows
+  got = rates(pool(rows))
+  assert got == {k: v for k, v in summary(tally()).items() if k in got}
+  short = dict(rows[0], reached=[4], passed=[1], overlap=[0.5])
+  assert pool([rows[0], short])["reached"] == [6, 2, 1]
+
+
+def test_acceptance_may_stray_from_its_overlaps_by_chance_alone():
+  rng, n = np.random.default_rng(0), 4000
+  outside = 0
+  for _ in range(300):
+    chance = rng.random(n)
+    passed = int((rng.random(n) < chance).sum())
+    one = dict(reached=[n], passed=[passed], overlap=[float(chance.sum())])
+    difference, width = gap(pool([counts(tally())[0] | one]))
+    outside += abs(difference) > width
+  assert outside <= 3  # three deviations, of a bound on the variance
+  less = counts(tally())[0] | dict(
+      reached=[n], passed=[int(0.4 * n)], overlap=[0.5 * n]
+  )
+  difference, width = gap(less)
+  assert difference == pytest.approx(-0.1) and width < 0.03
+  none = counts(tally())[0] | dict(reached=[], passed=[], overlap=[])
+  assert gap(none) == (0.0, 0.0)
+
+
+def test_bootstrap_covers_the_mean():
+  rng, hits = np.random.default_rng(1), 0
+  for seed in range(100):
+    low, high = bootstrap(
+        rng.normal(2, 1, 40), np.mean, draws=200, seed=seed
+    )
+    hits += low < 2 < high
+  assert 85 <= hits <= 99
+  with pytest.raises(ValueError, match="nothing to draw"):
+    bootstrap([], np.mean)
