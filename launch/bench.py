@@ -1,77 +1,285 @@
-"""How much sooner a pair writes the same text: A B A B against no drafts.
+"""How much sooner drafters write: against no drafts, in turn, with a report.
 
-  python launch/bench.py --out=docs/results/embedded-2026-11-30
+  python launch/bench.py --out=docs/results/x --prompts=prompts.jsonl
+  python launch/bench.py --drafter=ngram --k=4 --k=auto --batch=1 --batch=8
 
-Every prompt is read once; then generation alone is timed, drafts and no
-drafts taking turns within one run, and ratios are formed within a turn. Also
-timed, in loops of 100: a drafter step, target passes of two widths, and whole
-rounds against the propose and verify passes they consist of.
+Every drafter, K, temperature and batch runs over all prompts, each time beside
+the same engine without drafts (A B, B A). --out becomes a folder: a line of
+results.jsonl for everything that was measured, README.md, and index.html with
+pictures. It may be killed; the same command goes on where it was.
 """
 
-import datetime
-import json
+import os
+import pathlib
 import shlex
 import sys
 
 import jax
 import shell
 import words
+from ml_collections import ConfigDict
 
-from specjax import bench, sampling
-
-FLAGS = words.FLAGS | dict(
-    drafter=("autoregressive", "autoregressive or ngram."),
-    prompts=("configs/prompts/heldout.jsonl", "JSONL lines with a prompt."),
-    chat=(False, "Prompts are users' turns, by the target's template."),
-    k=(("2", "4"), "Drafts a round; repeat for several."),
-    temperatures=(("0", "1"), "Repeat for several."),
-    new_tokens=(200, "Tokens written after each prompt, ends ignored."),
-    repeats=(3, "Turns of A B for each prompt."),
-    out=("", "Writes this .jsonl and .md; by default with today's date."),
+from specjax import auto, chat, engine, metrics, requests, rules, sampling
+from specjax.bench import (
+    costs,
+    journal,
+    machine,
+    measure,
+    peers,
+    prompts,
+    report,
 )
+from specjax.bench.measure import Side, Task
+from specjax.drafters.nothing import Nothing
+
+FLAGS = words.FLAGS | words.SYNTHETIC | dict(
+    drafter=(("autoregressive",), "autoregressive or ngram; repeat for both."),
+    k=(("2", "4"), "Drafts a round, or auto; repeat for several."),
+    temperatures=(("0", "1"), "Repeat for several."),
+    batch=(("1",), "Prompts side by side; repeat for several."),
+    prompts=(
+        "configs/prompts/heldout.jsonl",
+        "JSONL of prompts, or of a benchmark that is known by its fields.",
+    ),
+    field=("", "The field with the prompt, where its name is not known."),
+    category=((), "Only these categories of the file; repeat for several."),
+    each=(0, "Only the first so many of a category; 0 is all."),
+    chat=(False, "Prompts are users' turns, by the target's template."),
+    new_tokens=(128, "The most tokens written after a prompt."),
+    ignore_ends=(False, "Write all of them, whatever ends a text."),
+    max_prompt_tokens=(2048, "A longer prompt is left out, and counted."),
+    repeats=(2, "Turns of A B for each prompt."),
+    costs=(True, "Time a round's parts too."),
+    peer=((), "transformers: the same models and prompts by it, batch 1."),
+    peer_python=("", "The Python that has torch and transformers."),
+    out=("bench-results", "The folder of the results."),
+)
+FREE = ("out", "peer_python")
 
 
 def main(c):
-  ks = [number("k", k, int) for k in c.k]
-  heats = [number("temperatures", t, float) for t in c.temperatures]
-  if not all(1 <= k <= 64 for k in ks):
-    raise ValueError(f"--k={', '.join(c.k)}: each must lie in 1..64.")
-  for heat in heats:
-    sampling.params(1, temperature=heat)  # before minutes are spent
-  if min(c.repeats, c.new_tokens) < 1:
-    raise ValueError("--repeats and --new_tokens must be at least 1.")
-  if c.drafter == "nothing":
-    raise ValueError("--drafter=nothing is the baseline; name another.")
-  out = c.out or f"docs/results/embedded-{datetime.date.today()}"
-  bench.writable(out)
-  c.num_speculative_tokens = max(ks)
+  asked = check(c)
   with jax.set_mesh(words.mesh(c.mesh)):
-    m = words.models(c)
-    target = words.Model(m.target, m.tokenizer, m.prints["target"])
-    texts = bench.prompts(c.prompts, c.new_tokens, m.tokenizer, c.chat)
-    setup = bench.Setup(
-        m.target, m.rule, texts, c.new_tokens, c.repeats, c.seed
+    c.num_speculative_tokens = max(k for k in asked["k"] if k != "auto")
+    target, drafters, rule = load(c, asked)
+    found, tokens, left_out = texts(c, target)
+    settings = {k: v for k, v in c.items() if k not in FREE}
+    settings |= dict(
+        prompts=len(found), prompts_file=pathlib.Path(c.prompts).name,
+        left_out=left_out,
     )
-    found = measured(c, target, setup, ks, heats)
-    records = list(map(said, found))
-  print(bench.write(out, records))
+    if c.synthetic_acceptance == words.OFF:
+      settings["synthetic_acceptance"] = None
+    command = " ".join(["python", *map(shlex.quote, sys.argv)])
+    about = jsonable(machine.about(command, settings))
+    file = pathlib.Path(c.out) / "results.jsonl"
+    with journal.open_journal(file, about) as j:
+      with shell.bar("bench") as tick:
+        run(c, asked, j, target, drafters, rule, found, tokens, tick)
+  report.write(c.out)
+  print((pathlib.Path(c.out) / "README.md").read_text())
+  print(f"{c.out}/index.html has the pictures.", file=sys.stderr)
 
 
-def measured(c, target, setup, ks, heats):
-  """The records, each as soon as it is there."""
-  plain, windows = bench.baseline(setup)
-  command = " ".join(["python", *map(shlex.quote, sys.argv)])
-  yield dict(kind="machine", **bench.machine(command), **windows)
-  for K in ks:
-    c.num_speculative_tokens = K
-    drafter, _ = words.drafter(c, target)
-    parts = {
-        name: bench.costs(setup, drafter, law)
-        for name, law in bench.LAWS.items()
-    }
-    yield dict(kind="cost", k=K, **parts)
-    for heat in heats:
-      yield bench.race(setup, drafter, plain, heat)
+def jsonable(about: dict) -> dict:
+  return {k: list(v) if isinstance(v, tuple) else v for k, v in about.items()}
+
+
+def check(c) -> dict:
+  """The lists that flags give, as numbers; before minutes are spent."""
+  ks = [k if k == "auto" else number("k", k, int) for k in c.k]
+  heats = [number("temperatures", t, float) for t in c.temperatures]
+  batches = [number("batch", b, int) for b in c.batch]
+  if not all(k == "auto" or 1 <= k <= 64 for k in ks):
+    raise ValueError(f"--k={', '.join(c.k)}: each must lie in 1..64, or auto.")
+  if set(ks) == {"auto"}:
+    raise ValueError("--k=auto: name the largest K too, such as --k=8.")
+  if not all(1 <= b <= 4096 for b in batches):
+    raise ValueError(f"--batch={', '.join(c.batch)}: each must lie in 1..4096.")
+  for heat in heats:
+    sampling.params(1, temperature=heat)
+  if min(c.repeats, c.new_tokens) < 1 or c.each < 0:
+    raise ValueError("--repeats and --new_tokens must be at least 1.")
+  if "nothing" in c.drafter:
+    raise ValueError("--drafter=nothing is the baseline; name another.")
+  for name in c.drafter:
+    words.look("drafter", name, words.DRAFTERS)
+  for name in c.peer:
+    words.look("peer", name, {"transformers": None})
+  if len(c.drafter) > 1 and c.cross_vocabulary:
+    raise ValueError("--cross_vocabulary is for one --drafter at a time.")
+  return dict(k=ks, heat=heats, batch=batches)
+
+
+def load(c, asked):
+  """(the target, drafters by name at the largest K, the rule)."""
+  first = ConfigDict(dict(c) | dict(drafter=c.drafter[0]))
+  m = words.models(first)
+  target = words.Model(m.target, m.tokenizer, m.prints["target"])
+  drafters = {c.drafter[0]: m.drafter}
+  for name in c.drafter[1:]:
+    settings = ConfigDict(dict(c) | dict(drafter=name))
+    drafters[name], _ = words.drafter(settings, target)
+  return target, drafters, m.rule
+
+
+def texts(c, target):
+  """(prompts, their tokens, how many were too long)."""
+  found = prompts.read(
+      c.prompts, field=c.field, categories=c.category, each=c.each
+  )
+  options = requests.Options(
+      max_new_tokens=c.new_tokens, chat=c.chat,
+      max_prompt_tokens=c.max_prompt_tokens,
+      apart=target.module.opening is not None,
+  )
+  kept, tokens = [], []
+  for n, prompt in enumerate(found):
+    try:
+      tokens.append(
+          requests.request(prompt.text, n, options, target.tokenizer).tokens
+      )
+      kept.append(prompt)
+    except ValueError as error:
+      if "max_prompt_tokens" not in str(error):
+        raise ValueError(f"{c.prompts}: {prompt.id}: {error}") from None
+  if not kept:
+    raise ValueError(
+        f"{c.prompts}: every prompt is longer than --max_prompt_tokens ="
+        f" {c.max_prompt_tokens}."
+    )
+  return kept, tokens, len(found) - len(kept)
+
+
+def run(c, asked, j, target, drafters, rule, found, tokens, tick):
+  """Measures all that is not in the journal yet."""
+  eos = () if c.ignore_ends else tuple(
+      chat.ends(target.tokenizer) if c.chat else target.tokenizer.eos
+  )
+  ways = [
+      (batch, heat, name, k) for batch in asked["batch"]
+      for heat in asked["heat"] for name in drafters for k in asked["k"]
+  ]
+  total = sum(-(-len(found) // w[0]) * c.repeats for w in ways)
+  done = sum(x["kind"] == "turn" for x in j.lines)
+  tick(done, total)
+  plain, autos = {}, {}
+  for batch, heat, name, k in ways:
+    groups = measure.groups(found, tokens, batch)
+    key = dict(drafter=name, k=k, temperature=heat, batch=batch)
+    if c.synthetic_acceptance != words.OFF:
+      key["synthetic_acceptance"] = c.synthetic_acceptance
+    has = lambda g, t: j.has(kind="turn", run=key, group=g, turn=t)  # noqa: B023
+    if all(has(g, t) for g in range(len(groups)) for t in range(c.repeats)):
+      continue
+    law = dict(temperature=heat)
+    if batch not in plain:
+      plain[batch], window = costs.baseline(target.module, groups[0].tokens)
+    base = plain[batch]
+    drafter = drafters[name]
+    if k == "auto":
+      if (batch, name) not in autos:
+        autos[batch, name] = auto.Auto(target.module, drafter, rule=rule)
+      runner = autos[batch, name]
+    else:
+      drafter = auto.narrowed(drafter, k)
+      runner = bound(target.module, drafter, rule)
+      if c.costs and heat == asked["heat"][0]:
+        cost(j, key, target, drafter, rule, groups[0], asked["heat"])
+    sides = (
+        Side(target.module, drafters[name] if k == "auto" else drafter, runner),
+        Side(target.module, base, bound(target.module, base, rule)),
+    )
+    # One shape for all prompts, since each has its own programs and costs.
+    rooms = [measure.room(g, c.new_tokens, drafter.K) for g in groups]
+    room = max(rooms) if k == "auto" else None
+    task = Task(c.new_tokens, law, c.seed, eos, room)
+    for kind, line in measure.race(sides, groups, task, c.repeats, has):
+      j.add(kind=kind, run=key, **line)
+      if kind == "turn":
+        done += 1
+        tick(done, total)
+    alarm(j, key)
+  if c.peer:
+    peer(c, asked, j, target, drafters, found, tokens)
+
+
+def bound(target, drafter, rule):
+  return lambda state, **options: engine.generate(
+      target, drafter, state, rule=rule, **options
+  )
+
+
+def peer(c, asked, j, target, drafters, found, tokens):
+  """The same prompts by transformers, each text beside ours at T 0."""
+  plain = Nothing()
+  ours = Side(target.module, plain, bound(target.module, plain, rules.token))
+  modes = ["plain"]
+  if "ngram" in drafters:
+    modes += [f"lookup {k}" for k in asked["k"] if k != "auto"]
+  model = getattr(drafters.get("autoregressive"), "model", None)
+  if model is not None:
+    modes += [f"assisted {k}" for k in asked["k"] if k != "auto"]
+  with tempfile.TemporaryDirectory() as folder:
+    places = []
+    for name, m in (("target", target.module), ("drafter", model)):
+      if m is not None:
+        places.append(pathlib.Path(folder) / name)
+        peers.export(m, places[-1], c.dtype)
+    python = c.peer_python or sys.executable
+    with peers.Peer(
+        places[0], (places[1:] or [None])[0], c.dtype, os.cpu_count(), python
+    ) as other, shell.bar("transformers") as tick:
+      jobs = [
+          (heat, turn, n, mode) for heat in asked["heat"]
+          for turn in range(c.repeats) for n in range(len(found))
+          for mode in modes
+      ]
+      for done, (heat, turn, n, mode) in enumerate(jobs):
+        key = dict(kind="peer", peer="transformers", mode=mode,
+                   temperature=heat, prompt=found[n].id, turn=turn)
+        if not j.has(**key):
+          way, _, k = mode.partition(" ")
+          got = other.generate(
+              tokens[n], c.new_tokens, way, heat, int(k or 1), c.seed + turn
+          )
+          same = {}
+          if heat == 0 and turn == 0:
+            same = agreement(ours, found[n], tokens[n], c, got["tokens"])
+          j.add(**key, category=found[n].category, seconds=got["seconds"],
+                first=got["first"], emitted=len(got["tokens"]),
+                later=got["later"], versions=other.versions, **same)
+        tick(done + 1, len(jobs))
+
+
+def agreement(ours, prompt, tokens, c, theirs):
+  """How many leading tokens are those of our greedy text without drafts."""
+  group = measure.Group([prompt.id], [prompt.category], [tokens])
+  task = Task(c.new_tokens, dict(temperature=0.0))
+  _, (text,) = measure.once(ours, group, task)
+  same = len(os.path.commonprefix([text, theirs]))
+  return dict(agrees=same, of=len(text))
+
+
+def cost(j, key, target, drafter, rule, group, heats):
+  for heat in heats:
+    own = dict(key, temperature=heat)
+    if not j.has(kind="cost", run=own):
+      parts = costs.costs(
+          target.module, drafter, rule, group.tokens, dict(temperature=heat)
+      )
+      j.add(kind="cost", run=own, milliseconds=parts)
+
+
+def alarm(j, key):
+  """Says so when drafts pass less often than their laws promise."""
+  rows = [
+      row for x in j.lines if x["kind"] == "turn" and x["run"] == key
+      for row in x["drafts"]["rows"]
+  ]
+  said = metrics.alarm(metrics.pool(rows)) if rows else None
+  if said and "synthetic_acceptance" not in key:
+    shell.say(f"{key['drafter']}, K {key['k']}: {said}")
 
 
 def number(flag, word, kind):
@@ -79,11 +287,6 @@ def number(flag, word, kind):
     return kind(word)
   except ValueError:
     raise ValueError(f"--{flag}={word}: give a number.") from None
-
-
-def said(record):
-  print(json.dumps(record), flush=True)
-  return record
 
 
 if __name__ == "__main__":

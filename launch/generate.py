@@ -23,12 +23,14 @@ from specjax import chat, jobs, metrics, requests, serve, states, stream
 from specjax.drafters.nothing import Nothing
 from specjax.types import REASONS, STOP
 
-FLAGS = words.FLAGS | dict(
+FLAGS = words.FLAGS | words.SYNTHETIC | dict(
     prompt=("", "The text to go on from."),
     chat=(False, "A prompt is a user's turn, by the target's template."),
     input=("", "A JSONL file of prompts, for a batch job."),
     output=("", "Where the job's lines go, in the order of --input."),
-    num_speculative_tokens=(4, "Drafts a round, K."),
+    num_speculative_tokens=(
+        "4", "Drafts a round, K; auto chooses while it runs.",
+    ),
     temperature=(1.0, "0 is greedy."),
     top_p=(1.0, "Keep the likeliest tokens of this mass; 1 is off."),
     top_k=(0, "Keep this many tokens; 0 is off."),
@@ -47,6 +49,7 @@ FLAGS = words.FLAGS | dict(
     batch=(8, "Rows that a job answers side by side."),
 )
 COMPILING = "compiling, most of which a later start finds done ..."
+NOT_REAL = "synthetic acceptance: not real output"
 # What a job's text does not depend on may differ when it goes on.
 FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
         "samples", "target", "drafter_model")
@@ -65,6 +68,8 @@ def main(c):
     m = words.models(c)
     if c.chat:  # a turn may end by a token that the tokenizer does not name
       m.tokenizer.eos = chat.ends(m.tokenizer)
+    if c.synthetic_acceptance != words.OFF:
+      shell.say(f"{NOT_REAL} (--synthetic_acceptance).")
     (job if c.input else text)(c, m, options(c, m))
 
 
@@ -121,8 +126,9 @@ def report(c, rate: dict, columns: dict) -> None:
 def write(c, m, options, r, drafter, show: bool):
   """Streams samples of one request -> (tokens/s, measures, tokens)."""
   started = time.monotonic()
+  run = m.run if drafter is m.drafter else None
   next(stream.stream(  # compiles what is timed below
-      m.target, drafter, begin(c, m, options, r, drafter), rule=m.rule
+      m.target, drafter, begin(c, m, options, r, drafter), rule=m.rule, run=run
   ))
   compiling = time.monotonic() - started
   pace = metrics.Pace()
@@ -132,7 +138,9 @@ def write(c, m, options, r, drafter, show: bool):
   ]
   shown = [stream.Visible(options.stop) for _ in range(c.samples)]
   parts = [[] for _ in range(c.samples)]
-  for event in stream.stream(m.target, drafter, state, rule=m.rule):
+  if show and c.synthetic_acceptance != words.OFF:
+    print(f"[{NOT_REAL}]")
+  for event in stream.stream(m.target, drafter, state, rule=m.rule, run=run):
     pace.saw(sum(map(len, event.tokens)))
     for i, new in enumerate(event.tokens):
       parts[i].append(shown[i].push(readers[i].push(new)))
@@ -191,6 +199,8 @@ def job(c, m, options):
     return serve.serve(
         m.target, drafter, m.tokenizer, requests, options=options,
         batch=c.batch, longest=longest, rule=m.rule, meter=meter,
+        run=m.run if drafter is m.drafter else None,
+        marks=marks(c),
     )
 
   def noted(requests, longest):
@@ -216,6 +226,13 @@ def job(c, m, options):
         f"{c.input}: {done.wrong} of {done.total} lines could not be answered;"
         f' their lines of {c.output} say why, under "error".'
     )
+
+
+def marks(c) -> dict:
+  """What stands in every line of a job whose text is not the target's."""
+  if c.synthetic_acceptance == words.OFF:
+    return {}
+  return {"synthetic_acceptance": c.synthetic_acceptance, "note": NOT_REAL}
 
 
 def stopping():

@@ -52,6 +52,8 @@ def settings(
       )
     kind = type(c[name])
     value = tuple(value) if isinstance(value, list) else value
+    if kind is str and type(value) is int:
+      value = str(value)  # what may be a number or a word
     if kind is float and type(value) is int:
       value = float(value)
     if type(value) is not kind:

@@ -6,12 +6,20 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import embedded, pretrained, rules, sharding, vocabularies
+from specjax import (
+    auto,
+    embedded,
+    pretrained,
+    rules,
+    sharding,
+    vocabularies,
+)
 from specjax.checkpoint import safetensors
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
 from specjax.drafters.nothing import Nothing
 from specjax.models.translated import Translated
+from specjax.rules.lossy_synthetic import lossy_synthetic
 from specjax.states import check_pair
 from specjax.text import Tokenizer
 
@@ -28,16 +36,28 @@ FLAGS = dict(
     cross_vocabulary=(
         False, "The drafter has another tokenizer: draft what both can say.",
     ),
+    prompt_lookup_min=(2, "ngram: fewest tokens that must match."),
+    prompt_lookup_max=(3, "ngram: most tokens that are compared."),
     rule=("token", "Acceptance rule: token or block."),
     dtype=("float32", "float32 or bfloat16."),
     mesh=("1x1", "Data x model shards."),
     seed=(0, "Sample, line or turn i has this seed plus i."),
 )
+OFF = -1.0
+# Of scripts whose output need not be text that anybody reads.
+SYNTHETIC = dict(
+    synthetic_acceptance=(
+        OFF, "LOSSY, for planning: drafts pass by a coin of this chance, the"
+        " text is not real output; -1 off.",
+    ),
+)
 RULES = {"token": rules.token, "block": rules.block}
 # Each makes (a drafter, prints of its files) from settings and the target.
 DRAFTERS = {
     "autoregressive": lambda c, target: autoregressive(c, target),
-    "ngram": lambda c, target: (NGram(c.num_speculative_tokens), {}),
+    "ngram": lambda c, target: (
+        NGram(drafts(c)[0], c.prompt_lookup_min, c.prompt_lookup_max), {}
+    ),
     "nothing": lambda c, target: (Nothing(), {}),
 }
 
@@ -50,6 +70,7 @@ class Models(NamedTuple):
   rule: Callable
   tokenizer: Any
   prints: dict[str, Callable[[], str]]
+  run: Any = None  # an `auto.Auto`, where K is chosen while it runs
 
 
 def look(flag: str, word: str, table: dict):
@@ -129,7 +150,7 @@ def fitting(flag: str, word: str, tokenizer, module):
 def autoregressive(c, target: Model):
   """A smaller model that drafts; with another vocabulary only when asked."""
   found = model("drafter_model", c.drafter_model, "drafter", c.dtype)
-  K, prints = c.num_speculative_tokens, {"drafter_model": found.digest}
+  (K, _), prints = drafts(c), {"drafter_model": found.digest}
   drafter = found.module
   ours, theirs = (m.tokenizer.token_bytes() for m in (target, found))
   if ours != theirs and not c.cross_vocabulary:
@@ -150,17 +171,31 @@ def models(c) -> Models:
   """Everything that the settings name, loaded and checked to fit."""
   if c.dtype not in ("float32", "bfloat16"):
     raise ValueError(f"--dtype={c.dtype}: choose float32 or bfloat16.")
-  if not 1 <= c.num_speculative_tokens <= 64:
-    raise ValueError(
-        f"--num_speculative_tokens={c.num_speculative_tokens}: it must lie in"
-        " 1..64; --drafter=nothing turns speculation off."
-    )
+  _, by_itself = drafts(c)
   rule = look("rule", c.rule, RULES)
+  if c.get("synthetic_acceptance", OFF) != OFF:
+    rule = lossy_synthetic(c.synthetic_acceptance)
   look("drafter", c.drafter, DRAFTERS)  # before a large target is read
   target = model("target", c.target, "target", c.dtype)
   found, prints = drafter(c, target)
   prints = {"target": target.digest} | prints
-  return Models(target.module, found, rule, target.tokenizer, prints)
+  run = None
+  if by_itself and found.K and c.drafter != "nothing":
+    run = auto.Auto(target.module, found, rule=rule)
+  return Models(target.module, found, rule, target.tokenizer, prints, run)
+
+
+def drafts(c) -> tuple[int, bool]:
+  """(K, whether a smaller one may be chosen while it runs) as c says."""
+  word = str(c.num_speculative_tokens)
+  if word == "auto":
+    return max(auto.WIDTHS), True
+  if not word.isdecimal() or not 1 <= int(word[:3]) <= 64:
+    raise ValueError(
+        f"--num_speculative_tokens={word}: it must lie in 1..64, or be auto;"
+        " --drafter=nothing turns speculation off."
+    )
+  return int(word), False
 
 
 def drafter(c, target: Model):

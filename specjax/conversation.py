@@ -59,7 +59,8 @@ class Conversation:
     reader, answer = self._m.tokenizer.stream(), ""
     try:
       for event in stream.stream(
-          self._m.target, self._m.drafter, self._state, rule=self._m.rule
+          self._m.target, self._m.drafter, self._state, rule=self._m.rule,
+          run=self._m.run,
       ):
         self._state = event.state
         new = reader.push(event.tokens[0])

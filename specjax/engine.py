@@ -54,7 +54,9 @@ class Drafter(Protocol):
   """A proposer. `ingest` takes committed windows of any width; `propose`
   first ingests state.last, then drafts K tokens, and returns the state with
   its own part (or the target's cache) moved on. What `init` makes of the
-  `types.Source` leads with the batch axis in every array."""
+  `types.Source` leads with the batch axis in every array. One that often has
+  less than K to say may name `widths`, ascending and K the last: a round is
+  as wide as its longest draft needs, each width compiled."""
 
   taps: tuple[int, ...]
   K: int
@@ -141,8 +143,13 @@ def _like(mask, x):
 
 def _spread(x, width):
   """[B ...] -> [B width ...] with x first and zeros after it."""
-  pads = [(0, 0), (0, width - 1)] + [(0, 0)] * (x.ndim - 1)
-  return jnp.pad(x[:, None], pads)
+  return _fill(x[:, None], width)
+
+
+def _fill(x, width):
+  """[B W ...] -> [B width ...], zeros behind."""
+  rest = [(0, 0)] * (x.ndim - 2)
+  return jnp.pad(x, [(0, 0), (0, width - x.shape[1]), *rest])
 
 
 @jax.vmap
@@ -242,9 +249,10 @@ def commit(state: State, draft: Draft, scores: Scores, tokens, count):
   rows = state.rows
   kept, finish, stop = cut(rows, tokens, count, scores.finite)
   info = _info(rows, draft, scores, count, kept, finish)
-  last = choose(
-      kept > 0, Commit(tokens, scores.features, kept, rows.length), state.last
-  )
+  # A state may be wider than a round's K, if that changes from time to time.
+  fill = lambda x: _fill(x, state.last.tokens.shape[1])
+  new = Commit(fill(tokens), fill(scores.features), kept, rows.length)
+  last = choose(kept > 0, new, state.last)
   changes = dict(
       tokens=_write(rows.tokens, tokens, rows.length),
       length=rows.length + kept,
@@ -302,9 +310,33 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
 
   Pure. `rule` is `specjax.rules.token` or `.block`; `mask` as in `verify`.
   """
-  keys = round_keys(state.rows, JUDGE)
   draft, state = propose(target, drafter, state)
-  scores, state = verify(target, drafter.taps, state, draft, mask)
+  widths = getattr(drafter, "widths", (drafter.K,))
+  judge = lambda K: lambda state, draft: _judged(
+      target, drafter.taps, state, _first(draft, K), rule, mask, drafter.K
+  )
+  if len(widths) == 1:
+    return judge(drafter.K)(state, draft)
+  # By counts, which no draft that they cut has a say in.
+  longest = jnp.max(draft.count)
+  index = sum((longest > K).astype(jnp.int32) for K in widths[:-1])
+  carry = state, empty_tally(state, drafter.K).info
+  for i, K in enumerate(widths):
+    # A loop of one turn or none: a switch would copy the caches.
+    turn = lambda _, carry: judge(K)(carry[0], draft)  # noqa: B023
+    carry = jax.lax.fori_loop(0, (index == i).astype(jnp.int32), turn, carry)
+  return carry
+
+
+def _first(draft: Draft, K: int) -> Draft:
+  logits = None if draft.logits is None else draft.logits[:, :K]
+  return Draft(draft.tokens[:, :K], logits, draft.count)
+
+
+def _judged(target, taps, state, draft, rule, mask, most):
+  """The round of a draft that is there; `most` positions are told of."""
+  keys = round_keys(state.rows, JUDGE)
+  scores, state = verify(target, taps, state, draft, mask)
   # No law, no draft: what was drawn before tells whether a row is finite, so
   # the cut is exact, and no rule meets a NaN that it must not read.
   known = jnp.sum(jnp.cumprod(scores.finite.astype(jnp.int32), 1), 1)
@@ -318,7 +350,12 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
   logp = jnp.where(scores.finite[..., None], scores.logp, even)
   scores = scores._replace(logp=logp)
   tokens, count = jax.vmap(rule)(keys, draft, scores.logp)
-  return commit(state, draft, scores, tokens, count)
+  state, info = commit(state, draft, scores, tokens, count)
+  fill = lambda x: _fill(x, most)
+  return state, info._replace(
+      reached=fill(info.reached), passed=fill(info.passed),
+      overlap=fill(info.overlap),
+  )
 
 
 def empty_tally(state: State, K: int) -> Tally:

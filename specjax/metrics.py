@@ -84,6 +84,21 @@ def gap(counts: dict, deviations: float = 3.0) -> tuple[float, float]:
   return found["reached_rate"] - found["overlap"], width
 
 
+def alarm(counts: dict) -> str | None:
+  """One sentence if drafts pass less often than their laws promise, by six
+  deviations: then a drafter draws from another law than it tells."""
+  difference, width = gap(counts, 6.0)
+  if difference >= -width:
+    return None
+  found = rates(counts)
+  return (
+      f"acceptance: {found['reached_rate']:.3f} of"
+      f" {sum(counts['reached'])} judged drafts passed, where their laws"
+      f" promise {found['overlap']:.3f}; the drafter does not draw from the law"
+      " that it tells."
+  )
+
+
 def bootstrap(
     items: Sequence[Any], statistic: Callable[[Sequence[Any]], float], *,
     draws: int = 2000, level: float = 0.95, seed: int = 0,

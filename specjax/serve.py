@@ -1,5 +1,6 @@
 """A batch kept full: rows that finish are refilled from a queue of requests."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -44,20 +45,27 @@ def serve(
     longest: int,
     rule: Callable = rules.token,
     meter: Meter | None = None,
+    run: Callable | None = None,
+    marks: dict | None = None,
 ) -> Iterator[Answers]:
   """Answers requests as rows finish, refilling a batch of `batch` rows.
 
   `longest` bounds the tokens of a request (`survey`). A row's text depends on
   its request alone, not on its place or its neighbours. Yields a list, empty
-  at times, every few rounds, so that the caller can look at the clock.
+  at times, every few rounds, so that the caller can look at the clock. `run`,
+  such as an `auto.Auto` of this pair, makes rounds in its own way; `marks` are
+  put into every answer.
   """
   meter = Meter() if meter is None else meter
+  if run is None:
+    run = functools.partial(engine.generate, target, drafter, rule=rule)
   began = time.monotonic()
   state = None
   if longest:  # else no request can be answered
     state = _seats(
-        target, drafter, tokenizer, options, batch, longest, rule
+        target, drafter, tokenizer, options, batch, longest
     )
+    state, _ = run(state, idle=batch - 1, rounds=0)  # compiles
   meter.compiling += time.monotonic() - began
   queue, more = iter(requests), True
   seats: list[Request | None] = [None] * batch
@@ -87,9 +95,8 @@ def serve(
     if not any(seats):
       yield out
       return
-    state, tally = engine.generate(
-        target, drafter, state, rule=rule,
-        idle=enough - 1 if more else batch - 1, rounds=ROUNDS,
+    state, tally = run(
+        state, idle=enough - 1 if more else batch - 1, rounds=ROUNDS
     )
     finish = np.asarray(state.rows.finish)
     now = time.monotonic()
@@ -107,7 +114,7 @@ def serve(
       record = answer(
           r, outputs[i], int(finish[i]), tokenizer, options.apart
       )
-      record["rounds"] = int(spent[i])
+      record |= {"rounds": int(spent[i])} | (marks or {})
       if options.logprobs is not None:
         rows = [x[i, begins[i] :] for x in logprobs]
         record["logprobs"] = likelihoods(outputs[i], rows, tokenizer)
@@ -124,8 +131,8 @@ def tables(options: Options, tokenizer, vocab: int):
   return stop_table(options.stop, [*names, *[b""] * (vocab - len(names))])
 
 
-def _seats(target, drafter, tokenizer, options, batch, longest, rule):
-  """A state of finished rows, everything it will need compiled."""
+def _seats(target, drafter, tokenizer, options, batch, longest):
+  """A state of finished rows; what fills it is compiled."""
   reach, room = max(drafter.K + 1, CHUNK), {}
   if options.apart:
     most = min(longest, options.max_prompt_tokens)
@@ -141,10 +148,7 @@ def _seats(target, drafter, tokenizer, options, batch, longest, rule):
   )
   state = states.refill(target, drafter, state, [[0, 0]] * batch, **shared)
   rows = state.rows._replace(finish=state.rows.finish + BUDGET)
-  state = state._replace(rows=rows)
-  return engine.generate(
-      target, drafter, state, rule=rule, idle=batch - 1, rounds=0
-  )[0]
+  return state._replace(rows=rows)
 
 
 def _seat(target, drafter, state, fresh, options, eos):

@@ -11,6 +11,7 @@ import pytest
 
 from specjax import engine
 from specjax.drafters.autoregressive import Autoregressive
+from specjax.drafters.ngram import NGram
 from specjax.states import fork, prefill, refill, resume, rewind
 from specjax.testing.pair import decoder, encoder_decoder
 
@@ -161,6 +162,23 @@ def test_the_loop_updates_its_caches_in_place(capacity, rows):
 
 
 COPIES = 0
+
+
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rounds_of_several_widths_update_the_cache_in_place(rows):
+  pair = decoder(V, layers=2), NGram(3)
+  state = prefill(
+      *pair, [[1, 2]] * rows, max_new_tokens=64, capacity=1024, chunks=(64,)
+  )
+  program = engine.generate.lower(*pair, state).compile()
+  text, whole = program.as_text(), state.cache[0].k
+  shape = "f32[" + ",".join(map(str, whole.shape)) + "]"
+  assert shape in text
+  copies = re.findall(rf"= {re.escape(shape)}\S* copy\(", text)
+  assert not copies, f"{len(copies)} copies of a whole cache"
+  size = sum(x.nbytes for x in jax.tree.leaves(state.cache))
+  assert program.memory_analysis().alias_size_in_bytes >= size
 
 
 @pytest.mark.usefixtures("quick_compiles")

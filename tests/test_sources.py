@@ -26,7 +26,7 @@ DRAFTERS = {
         encoder_decoder(V, boost=5.0), K
     ),
     "decoder": lambda: Autoregressive(decoder(V), K),
-    "ngram": lambda: NGram(K),
+    "ngram": lambda: NGram(K, 1),
     "nothing": lambda: Nothing(),
 }
 

@@ -18,13 +18,17 @@ class NGram(nnx.Module):
   taps = ()
   vocab = max_length = None
 
-  def __init__(self, K: int, shortest: int = 1, longest: int = 3):
+  def __init__(self, K: int, shortest: int = 2, longest: int = 3):
     if K < 1 or not 1 <= shortest <= longest:
       raise ValueError(
           f"ngram: K = {K}, shortest = {shortest}, longest = {longest}; K must"
           " be positive and 1 <= shortest <= longest."
       )
     self.K, self.shortest, self.longest = K, shortest, longest
+
+  @property
+  def widths(self) -> tuple[int, int]:
+    return (0, self.K)  # where nothing matches, a round is a plain pass
 
   def init(self, target, source, capacity: int):
     return ()

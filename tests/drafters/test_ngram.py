@@ -66,7 +66,7 @@ def test_it_proposes_what_followed_the_longest_latest_match(
     ids=str,
 )
 def test_by_hand(text, older, want):
-  got, count = look(NGram(K), *padded(text, older))
+  got, count = look(NGram(K, 1), *padded(text, older))
   assert got.tolist()[:count] == want
 
 
@@ -75,7 +75,7 @@ def test_without_a_source_there_is_no_older_text():
   rows = Rows(**dict.fromkeys(Rows._fields))._replace(
       tokens=text[None], length=jnp.array([length])
   )
-  draft, _ = NGram(K).propose(None, State(rows, (), (), None), None)
+  draft, _ = NGram(K, 1).propose(None, State(rows, (), (), None), None)
   assert draft.tokens.tolist() == [[3, 1, 2, 3]] and draft.count == K
 
 

@@ -38,6 +38,6 @@ def test_drafts_are_judged_by_the_array_they_were_drawn_from(vocab, drafts):
   assert found == len(PROMPTS) * drafts
 
 
-@pytest.mark.parametrize("drafter", [NGram(2), Nothing()])
+@pytest.mark.parametrize("drafter", [NGram(2, 1), Nothing()])
 def test_point_masses_have_no_array(drafter):
   assert testing.check_arrays(testing.decoder(), drafter, PROMPTS) == 0

@@ -26,7 +26,7 @@ DRAFTERS = {
         testing.encoder_decoder(seed=1), K
     ),
     "decoder": lambda: Autoregressive(testing.decoder(seed=1), K),
-    "ngram": lambda: NGram(K),
+    "ngram": lambda: NGram(K, 1),
 }
 RULES = {"token": rules.token, "block": rules.block}
 

@@ -16,7 +16,7 @@ PROMPTS = [
 ]
 DRAFTERS = {
     "autoregressive": lambda K: Autoregressive(testing.decoder(seed=1), K),
-    "ngram": lambda K: NGram(K),
+    "ngram": lambda K: NGram(K, 1),
     "nothing": lambda K: Nothing(),
 }
 RULES = {"token": rules.token, "block": rules.block}

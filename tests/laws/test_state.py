@@ -15,11 +15,11 @@ SOURCES = [[3, 1, 2, 4], [1, 1, 4, 2, 3, 3, 2], [4],
 small = lambda make: Autoregressive(make(seed=1), 2)
 CASES = {
     "autoregressive": (testing.decoder, small, PROMPTS),
-    "ngram": (testing.decoder, lambda make: NGram(2), PROMPTS),
+    "ngram": (testing.decoder, lambda make: NGram(2, 1), PROMPTS),
     "nothing": (testing.decoder, lambda make: Nothing(), PROMPTS),
     "encoders": (testing.encoder_decoder, small, SOURCES),
     "ngram in a source": (
-        testing.encoder_decoder, lambda make: NGram(2), SOURCES
+        testing.encoder_decoder, lambda make: NGram(2, 1), SOURCES
     ),
 }
 

@@ -1,0 +1,1 @@
+"""Measurements: drafts against no drafts, interleaved, and their report."""

@@ -1,0 +1,86 @@
+"""The file that a bench writes: a line as soon as it is measured, resumable."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+from specjax.bench import results
+
+# Of a first line, what another day or machine may have otherwise.
+FREE = {"kind", "command", "date", "out"}
+
+
+class Journal:
+  """Lines that are there, and new ones behind them; see `open_journal`."""
+
+  def __init__(self, path: pathlib.Path, file, lines: list[dict]):
+    self.path, self._file, self.lines = path, file, lines
+    kinds = ("turn", "cost", "peer")
+    self._done = {self._key(x) for x in lines if x["kind"] in kinds}
+
+  @staticmethod
+  def _key(line: dict) -> str:
+    names = ("kind", "run", "group", "turn", "peer", "mode", "temperature",
+             "prompt", "k")
+    return json.dumps([line.get(n) for n in names], sort_keys=True)
+
+  def has(self, **line) -> bool:
+    """Whether a measurement with these names is there."""
+    return self._key(line) in self._done
+
+  def add(self, **line) -> dict:
+    """Writes a line, on disk when this returns."""
+    self._file.write(json.dumps(line).encode() + b"\n")
+    self._file.flush()
+    os.fsync(self._file.fileno())
+    self.lines.append(line)
+    self._done.add(self._key(line))
+    return line
+
+
+@contextlib.contextmanager
+def open_journal(path: str | pathlib.Path, about: dict) -> Iterator[Journal]:
+  """The journal of `path`, begun with `about` or gone on with.
+
+  Raises ValueError when another run writes it, or when what is there was
+  measured with other settings, on another machine or with other versions.
+  """
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "a+b") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      raise ValueError(
+          f"{path}: another run is writing it; give another --out."
+      ) from None
+    lines = list(results.read(path))
+    _cut(file)
+    if lines:
+      _same(path, lines[0], about)
+    journal = Journal(path, file, lines)
+    if not lines:
+      journal.add(**about)
+    yield journal
+
+
+def _cut(file) -> None:
+  """Takes away a last line that a kill has left without its end."""
+  file.seek(0)
+  whole = 0
+  for raw in file:
+    whole += len(raw) if raw.endswith(b"\n") else 0
+  file.truncate(whole)
+  file.seek(0, os.SEEK_END)
+
+
+def _same(path, found: dict, about: dict) -> None:
+  for name in sorted({*found, *about} - FREE):
+    if found.get(name) != about.get(name):
+      raise ValueError(
+          f"{path}: it was measured with {name} = {found.get(name)!r}, this run"
+          f" has {about.get(name)!r}; give another --out, or the same settings."
+      )
