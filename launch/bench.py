@@ -194,7 +194,11 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
     rooms = [measure.room(g, c.new_tokens, drafter.K) for g in groups]
     room = max(rooms) if k == "auto" else None
     task = Task(c.new_tokens, law, c.seed, eos, room)
+    before = runner.calibrating if k == "auto" else 0.0
     for kind, line in measure.race(sides, groups, task, c.repeats, has):
+      if kind == "compile" and k == "auto":
+        line["calibrating"] = runner.calibrating - before
+        before = runner.calibrating
       j.add(kind=kind, run=key, **line)
       if kind == "turn":
         done += 1

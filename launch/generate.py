@@ -151,6 +151,8 @@ def write(c, m, options, r, drafter, show: bool):
     parts[i].append(rest + shown[i].close(finish == STOP))
   if show:
     tell(c, m, parts, event)
+  if c.synthetic_acceptance == words.OFF:
+    metrics.warn(event.tally)
   return pace.rate, {
       "tokens/s after the first": f"{pace.rate:.1f}" if pace.rate else "-",
       "time to first token": f"{1e3 * pace.wait:.0f} ms",

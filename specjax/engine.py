@@ -55,8 +55,8 @@ class Drafter(Protocol):
   first ingests state.last, then drafts K tokens, and returns the state with
   its own part (or the target's cache) moved on. What `init` makes of the
   `types.Source` leads with the batch axis in every array. One that often has
-  less than K to say may name `widths`, ascending and K the last: a round is
-  as wide as its longest draft needs, each width compiled."""
+  less than K to say may name `widths`, ascending and K the last: the round of
+  a single row is as wide as its draft needs, each width compiled."""
 
   taps: tuple[int, ...]
   K: int
@@ -315,10 +315,11 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
   judge = lambda K: lambda state, draft: _judged(
       target, drafter.taps, state, _first(draft, K), rule, mask, drafter.K
   )
-  if len(widths) == 1:
+  # One row alone: several would round by what the others draft, and seldom
+  # have all nothing to say.
+  if len(widths) == 1 or draft.count.shape[0] > 1:
     return judge(drafter.K)(state, draft)
-  # By counts, which no draft that they cut has a say in.
-  longest = jnp.max(draft.count)
+  longest = draft.count[0]  # known before any draft that it cuts is drawn
   index = sum((longest > K).astype(jnp.int32) for K in widths[:-1])
   carry = state, empty_tally(state, drafter.K).info
   for i, K in enumerate(widths):

@@ -5,6 +5,7 @@ kept before stops cut the block; emitted: tokens after it; bonus: rounds whose
 drafts all stood; dropped: tokens that stops and budgets cut off.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from specjax.types import Tally
 
+log = logging.getLogger("specjax")
 COUNTS = ("rounds", "drafted", "accepted", "emitted", "bonus", "dropped")
 BY_POSITION = ("reached", "passed", "overlap")
 
@@ -60,10 +62,12 @@ def rates(counts: dict) -> dict[str, float | list[float]]:
 
 
 def summary(tally: Tally) -> dict[str, float | list[float]]:
-  """Sums and `rates` of all rows of a Tally (arrays on host or device)."""
+  """Sums and `rates` of all rows of a Tally (arrays on host or device), and
+  whether there is an `alarm`."""
   total = pool(counts(tally))
   sums = {name: total[name] for name in COUNTS}
-  return sums | {"steps": int(tally.steps)} | rates(total)
+  sums |= {"steps": int(tally.steps), "alarm": alarm(total) is not None}
+  return sums | rates(total)
 
 
 def gap(counts: dict, deviations: float = 3.0) -> tuple[float, float]:
@@ -93,10 +97,18 @@ def alarm(counts: dict) -> str | None:
   found = rates(counts)
   return (
       f"acceptance: {found['reached_rate']:.3f} of"
-      f" {sum(counts['reached'])} judged drafts passed, where their laws"
+      f" {sum(counts['reached']):.0f} judged drafts passed, where their laws"
       f" promise {found['overlap']:.3f}; the drafter does not draw from the law"
       " that it tells."
   )
+
+
+def warn(tally: Tally) -> bool:
+  """Whether there is an `alarm`, which is then one line of the log."""
+  said = alarm(pool(counts(tally)))
+  if said:
+    log.warning(said)
+  return bool(said)
 
 
 def bootstrap(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 import numpy as np
 
-from specjax import engine, rules, states
+from specjax import engine, metrics, rules, states
 from specjax.requests import Options, Request
 from specjax.stops import cut_at_stop, stop_table
 from specjax.types import BUDGET, REASONS, RUNNING, STOP, Tally
@@ -25,6 +25,7 @@ class Meter:
 
   def __init__(self):
     self.tally, self.seconds, self.compiling = None, 0.0, 0.0
+    self.alarmed = False
 
   def add(self, tally: Tally, seconds: float) -> None:
     """Adds what some rounds did; `seconds` since the last call."""
@@ -32,6 +33,11 @@ class Meter:
     old = self.tally
     self.tally = tally if old is None else jax.tree.map(np.add, old, tally)
     self.seconds += seconds
+
+  def watch(self) -> None:
+    """Logs, once, that drafts pass less often than their laws promise."""
+    if not self.alarmed:
+      self.alarmed = metrics.warn(self.tally)
 
 
 def serve(
@@ -101,6 +107,8 @@ def serve(
     finish = np.asarray(state.rows.finish)
     now = time.monotonic()
     meter.add(tally, now - began)
+    if not marks:  # else they pass by a coin of their own
+      meter.watch()
     began = now
     spent += np.asarray(tally.info.rounds)
     done = [i for i, r in enumerate(seats) if r and finish[i] != RUNNING]

@@ -407,3 +407,50 @@ class TestInvariance:
     state, _ = engine.generate(tiny.target, tiny.drafter, state, idle=0)
     assert (np.asarray(state.rows.finish) != RUNNING).any()
     assert tiny.outputs(state) == texts
+
+
+class TestWidths:
+  """A drafter with less to say makes narrower passes for a single row."""
+
+  def test_a_silent_round_is_a_pass_of_one_token(self, tiny):
+    shapes = []
+
+    class Watched:
+      """The target, noting how wide its windows are."""
+
+      def __init__(self, inner):
+        self.inner = inner
+        self.__dict__.update(vocab=inner.vocab, max_length=None, opening=None)
+
+      def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+      def __call__(self, tokens, *rest):
+        shapes.append(tokens.shape[1])
+        return self.inner(tokens, *rest)
+
+    state = tiny.prefill([[7]], drafter=NGram(3))
+    engine.step(Watched(tiny.target), NGram(3), state)
+    assert shapes == [1, 4]
+    shapes.clear()
+    state = tiny.prefill(drafter=NGram(3))
+    engine.step(Watched(tiny.target), NGram(3), state)
+    assert shapes == [4]
+
+  @pytest.mark.parametrize("prompt", [[7], [5, 6] * 8])
+  def test_texts_and_counts_are_those_of_one_width(self, tiny, prompt):
+    class Wide(NGram):
+      widths = (3,)
+
+    found = []
+    for drafter in (NGram(3), Wide(3)):
+      state = tiny.prefill([prompt], 40, drafter=drafter, capacity=128,
+                           sampling=dict(temperature=0.5), seed=3)
+      found.append(engine.generate(tiny.target, drafter, state))
+    (a, few), (b, many) = found
+    assert outputs_of(a) == outputs_of(b)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), few, many
+    )
+    assert few.info.drafted.sum() > 0
+    assert (np.asarray(few.info.drafted) < 3 * np.asarray(few.steps)).all()

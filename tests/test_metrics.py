@@ -1,6 +1,7 @@
 """Pooled sums, by hand."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from specjax.metrics import (
     pool,
     rates,
     summary,
+    warn,
     words,
 )
 from specjax.types import Info, Tally
@@ -113,3 +115,19 @@ def test_bootstrap_covers_the_mean():
   assert 85 <= hits <= 99
   with pytest.raises(ValueError, match="nothing to draw"):
     bootstrap([], np.mean)
+
+
+def test_an_alarm_where_drafts_pass_less_than_promised(caplog):
+  n, one = 4000, counts(tally())[0]
+  dense = lambda passed: tally(
+      reached=[[n], [0]], passed=[[passed], [0]], overlap=[[0.6 * n], [0.0]]
+  )
+  assert one["rounds"] == 2
+  for passed, rings in ((2400, False), (2350, False), (2900, False),
+                        (2000, True)):
+    assert summary(dense(passed))["alarm"] == rings
+    with caplog.at_level(logging.WARNING, "specjax"):
+      caplog.clear()
+      assert warn(dense(passed)) == rings
+    assert len(caplog.records) == rings
+  assert "0.500 of 4000 judged drafts passed" in caplog.text

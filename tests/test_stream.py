@@ -49,3 +49,14 @@ def test_a_stream_can_be_left_and_taken_up_again(tiny, whole):
 def test_a_finished_state_streams_nothing(tiny, whole):
   state = jax.tree.map(lambda x: x.copy(), whole[0])
   assert list(stream(tiny.target, tiny.drafter, state)) == []
+
+
+def test_rounds_may_be_made_by_another(tiny):
+  from specjax.auto import Auto
+
+  run = Auto(tiny.target, tiny.drafter, seconds={0: 1.0, 1: 1.5, 2: 2, 3: 9})
+  state = tiny.prefill(new=9, sampling=dict(temperature=0.0))
+  events = list(stream(tiny.target, tiny.drafter, state, run=run, rounds=2))
+  texts = [sum(parts, []) for parts in zip(*(e.tokens for e in events))]
+  assert texts == [tiny.greedy(p, 9) for p in tiny.PROMPTS]
+  assert events[-1].tally.info.emitted.tolist() == [9] * tiny.B

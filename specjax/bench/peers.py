@@ -4,6 +4,7 @@ Apart, so that torch's threads and memory do not disturb what is measured, and
 its faults end in a sentence.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -24,6 +25,7 @@ from specjax.pretrained import Found
 PROCESS = pathlib.Path(__file__).with_name("peer_process.py")
 MODES = ("plain", "assisted", "lookup")
 LONGEST = 2**22  # bytes of an answer
+GRACE = 5.0  # seconds to end after its last word
 ENV = dict(
     HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="error"
 )
@@ -85,7 +87,8 @@ class Peer:
     self._process.kill()
     self._process.wait()
     for file in (self._process.stdin, self._process.stdout, self._errors):
-      file.close()
+      with contextlib.suppress(BrokenPipeError):  # of what was not read
+        file.close()
 
   def generate(
       self, tokens: list[int], new_tokens: int, mode: str, temperature: float,
@@ -161,9 +164,9 @@ class Peer:
 
   def _ended(self) -> str:
     try:
-      code = self._process.wait(10)
+      code = self._process.wait(GRACE)
     except subprocess.TimeoutExpired:
-      return "it closed its output"
+      return "it stopped to listen and to answer"
     size = self._errors.seek(0, os.SEEK_END)
     self._errors.seek(max(0, size - 4096))
     said = self._errors.read().decode("utf-8", "replace").strip()

@@ -42,7 +42,8 @@ DEFINITIONS = {
     "compiling": "Seconds of first runs of each shape, which no other number"
     " holds.",
     "c": "A draft step's time, over that of a target pass over one token.",
-    "verify": "A target pass over K + 1 tokens, over one over one token.",
+    "verify": "A target pass over K + 1 tokens in turn with drafting, over one"
+              " of one token; rounds without drafts are of one token.",
     "theory": "(1 + a1 + a1 a2 + ...) / (K c + verify), where a1, a2, ... is"
     " the measured acceptance by position, a draft not made being a miss.",
     "draft, verify, rule, host": "Milliseconds a round of K draft steps; what"
@@ -201,10 +202,11 @@ def times(numbers: dict) -> Table:
   both = lambda values, form: " / ".join(map(form, values))
   return Table("Times, with drafts / without", [
       *RUN, "first tokens, ms", "a later token, ms", "tokens/s",
-      "compiling, s",
+      "compiling, s", "of it calibrating, s",
   ], [
       [*_run(r), both(x["first"], _ms), both(x["seconds"], _ms),
-       both(x["seconds"], _rate), _number(r["compile"], ".1f")]
+       both(x["seconds"], _rate), _number(r["compile"], ".1f"),
+       _number(r["calibrating"] or None, ".1f")]
       for r, x in _totals(numbers)
   ])
 

@@ -76,7 +76,7 @@ SIDE = dict(
 PARTS = ("propose", "verify", "one", "both", "rounds", "streamed")
 LINES = dict(
     about=dict(command=TEXT, date=TEXT, synthetic_acceptance=MAYBE),
-    compile=dict(run=RUN, seconds=NUMBER),
+    compile=dict(run=RUN, seconds=NUMBER, calibrating=MAYBE),
     turn=dict(
         run=RUN, group=NAME, turn=NAME, prompts=[NAME], categories=[TEXT],
         drafts=SIDE, plain=SIDE,
@@ -170,6 +170,7 @@ def numbers(lines: Iterable[dict]) -> dict:
   """
   about = None
   costs, compiles = {}, collections.Counter()
+  calibrating = collections.Counter()
   turns, peers = (collections.defaultdict(dict) for _ in range(2))
   for n, line in enumerate(lines, 1):
     kind = _checked(n, line)["kind"]
@@ -182,6 +183,7 @@ def numbers(lines: Iterable[dict]) -> dict:
       costs[run] = line["milliseconds"]
     elif kind == "compile":
       compiles[run] += line["seconds"]
+      calibrating[run] += line.get("calibrating") or 0.0
     else:
       key = tuple(line[name] for name in ("peer", "mode", "temperature"))
       peers[key][line["prompt"], line["turn"]] = line
@@ -194,6 +196,7 @@ def numbers(lines: Iterable[dict]) -> dict:
       synthetic=next((x for x in marks if x is not None), None),
       runs=[
           _run(r, [*turns[r].values()], costs.get(r), compiles.get(r))
+          | dict(calibrating=calibrating[r])
           for r in runs
       ],
       peers=[_peer(*key, [*peers[key].values()]) for key in sorted(peers)],
@@ -309,12 +312,18 @@ def _theory(k, counts: dict, ms: dict) -> dict | None:
 
   Position i's acceptance is passed[i] / passed[i - 1]: over judged drafts,
   as long as every round has all K, and a draft that was not made is a miss.
+  A round without drafts is a pass of one token. The target's pass costs what
+  it does in turn with drafting, which has moved it out of the processor's
+  cache.
   """
   if not isinstance(k, int) or not k or not ms["one"]:
     return None
   passed = [counts["rounds"], *counts["passed"], *[0] * k][: k + 1]
   onward = [b / a if a else 0.0 for a, b in zip(passed, passed[1:])]
-  c, verify = ms["propose"] / k / ms["one"], ms["verify"] / ms["one"]
+  c = ms["propose"] / k / ms["one"]
+  wide = counts["reached"][0] / counts["rounds"] if counts["rounds"] else 0.0
+  verify = max(ms["both"] - ms["propose"], 0.0) / ms["one"]
+  verify = wide * verify + (1 - wide)
   if not k * c + verify:
     return None
   return dict(

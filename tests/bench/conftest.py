@@ -67,13 +67,14 @@ def lines(
         if about.get("synthetic_acceptance"):
           run["synthetic_acceptance"] = about["synthetic_acceptance"]
         yield from _run(rng, run, prompts, costs)
-  for mode in ("plain", "assisted", "lookup") if peers else ():
+  modes = {"plain": 60, "assisted 4": 55, "lookup 2": 50, "lookup 4": 40}
+  for mode, pace in modes.items() if peers else ():
     for prompt, category in prompts:
       agrees = int(rng.choice([48, 20], p=[0.9, 0.1]))
       yield dict(
           kind="peer", peer="transformers", mode=mode, temperature=0.0,
           prompt=prompt, category=category, turn=0, first=0.5, emitted=48,
-          seconds=47 * 0.06 * rng.lognormal(0, 0.1), agrees=agrees, of=48,
+          seconds=0.047 * pace * rng.lognormal(0, 0.05), agrees=agrees, of=48,
           versions=dict(torch="2.13.0", transformers="5.24.0"),
       )
 

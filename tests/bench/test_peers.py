@@ -78,7 +78,7 @@ def test_a_job_and_its_answer(peer, folder):
     ("while True: print('x' * 10**6, end='')", "no answer"),
     ("say(dict(error='KeyError:\\n a\\n' + 'x' * 1000))", "KeyError: a x+\\.$"),
     ("say(dict(missing='torch'))", "no torch; run pip install"),
-])
+], ids=lambda x: x[:9])
 def test_a_fault_ends_in_one_sentence(peer, code, words):
   p = peer(READY + code)
   with pytest.raises(ValueError, match=words) as caught:
@@ -94,7 +94,19 @@ def test_it_may_fail_before_it_reads(peer):
     peer("import sys; print('no', file=sys.stderr); sys.exit(2)")
 
 
-@pytest.mark.parametrize("code", ["", READY + "time.sleep(60)"])
+@pytest.mark.parametrize("end", [0, 1])
+def test_it_may_close_an_end(peer, monkeypatch, end):
+  monkeypatch.setattr(peers, "GRACE", 0.5)
+  code = READY.replace("job = json.loads(sys.stdin.readline())\ntext", "text")
+  with peer(code + f"os.close({end}); time.sleep(60)") as p:
+    time.sleep(0.5)
+    with pytest.raises(ValueError, match="stopped to listen"):
+      p.generate([1], **ASK)
+
+
+@pytest.mark.parametrize(
+    "code", ["", READY + "time.sleep(60)"], ids=["load", "text"]
+)
 def test_a_hang_ends_at_its_time(peer, code):
   start = time.monotonic()
   with pytest.raises(ValueError, match="not done within"):
@@ -152,10 +164,14 @@ def test_the_process_ends_with_what_began_it():
   )
   process.stdin.write(json.dumps(job).encode() + b"\n")
   process.stdin.flush()
-  with pytest.raises(subprocess.TimeoutExpired):
-    process.wait(1)
-  process.stdin.close()
-  assert process.wait(20) == 0
+  try:
+    with pytest.raises(subprocess.TimeoutExpired):
+      process.wait(1)
+    process.stdin.close()
+    assert process.wait(20) == 0
+  finally:
+    process.kill()
+    process.wait()
 
 
 def same(a, b):

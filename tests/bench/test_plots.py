@@ -114,6 +114,16 @@ def test_auto_stands_apart_from_the_line(case):
   assert [len(x.get_xdata()) for x in axes.lines[:4]] == [3, 1, 3, 1]
 
 
+@pytest.mark.parametrize("case", ["full"], indirect=True)
+def test_peers_stand_at_their_best(case):
+  axes = case[2]["peers"].axes[0]
+  shown = [x.get_text().split(", ", 2)[1:] for x in axes.get_yticklabels()]
+  assert [x[1] for x in shown if x[0] == "transformers"] == [
+      "assisted 4", "lookup 4", "plain"
+  ]
+  assert len(shown) == 6  # and no drafts, and two drafters
+
+
 def test_names_end_in_what_a_font_can_show():
   assert plots._words("a" * 20 + "bc", 9) == "aaaa…aabc"
   assert plots._words("_$\n\u4e2d", 9) == r"\$??"

@@ -202,18 +202,3 @@ def test_help_is_no_failure():
   ended = run("--help")
   assert ended.returncode == 0 and not ended.stderr
   assert "--num_speculative_tokens" in ended.stdout
-
-
-@pytest.mark.slow
-def test_bench_runs(files, tmp_path):
-  prompts = tmp_path / "p.jsonl"
-  prompts.write_text('{"prompt": "def"}\n')
-  shell, bench = script("shell"), script("bench")
-  c = shell.settings(bench.FLAGS, ConfigDict(), dict(
-      prompts=str(prompts), k=("2",), temperatures=("1",), new_tokens=8,
-      repeats=1, out=str(tmp_path / "out/x"), **files,
-  ))
-  bench.main(c)
-  lines = (tmp_path / "out/x.jsonl").read_text().splitlines()
-  assert [json.loads(x)["kind"] for x in lines] == ["machine", "cost", "speed"]
-  assert "| 2 | 1 |" in (tmp_path / "out/x.md").read_text()
