@@ -9,10 +9,13 @@ results.jsonl for everything that was measured, README.md, and index.html with
 pictures. It may be killed; the same command goes on where it was.
 """
 
+import hashlib
+import json
 import os
 import pathlib
 import shlex
 import sys
+import tempfile
 
 import jax
 import shell
@@ -30,6 +33,7 @@ from specjax.bench import (
     report,
 )
 from specjax.bench.measure import Side, Task
+from specjax.checkpoint import published
 from specjax.drafters.nothing import Nothing
 
 FLAGS = words.FLAGS | words.SYNTHETIC | dict(
@@ -61,12 +65,12 @@ def main(c):
   asked = check(c)
   with jax.set_mesh(words.mesh(c.mesh)):
     c.num_speculative_tokens = max(k for k in asked["k"] if k != "auto")
-    target, drafters, rule = load(c, asked)
+    target, drafters, rule, prints = load(c, asked)
     found, tokens, left_out = texts(c, target)
     settings = {k: v for k, v in c.items() if k not in FREE}
     settings |= dict(
         prompts=len(found), prompts_file=pathlib.Path(c.prompts).name,
-        left_out=left_out,
+        left_out=left_out, prints=prints | dict(prompts=print_of(tokens)),
     )
     if c.synthetic_acceptance == words.OFF:
       settings["synthetic_acceptance"] = None
@@ -98,8 +102,19 @@ def check(c) -> dict:
     raise ValueError(f"--batch={', '.join(c.batch)}: each must lie in 1..4096.")
   for heat in heats:
     sampling.params(1, temperature=heat)
-  if min(c.repeats, c.new_tokens) < 1 or c.each < 0:
+  if min(c.repeats, c.new_tokens) < 1:
     raise ValueError("--repeats and --new_tokens must be at least 1.")
+  if c.each < 0:
+    raise ValueError(f"--each={c.each}: give 0 for all, or how many.")
+  shards = words.mesh(c.mesh).shape["data"]
+  for batch in batches:
+    if batch % shards:
+      raise ValueError(
+          f"--batch={batch} does not spread over the {shards} data shards of"
+          f" --mesh={c.mesh}; give a multiple."
+      )
+  if c.peer and shards > 1:
+    raise ValueError("--peer reads one prompt at a time; give --mesh=1x1.")
   if "nothing" in c.drafter:
     raise ValueError("--drafter=nothing is the baseline; name another.")
   for name in c.drafter:
@@ -112,15 +127,20 @@ def check(c) -> dict:
 
 
 def load(c, asked):
-  """(the target, drafters by name at the largest K, the rule)."""
+  """(the target, drafters by name at the largest K, the rule, prints)."""
   first = ConfigDict(dict(c) | dict(drafter=c.drafter[0]))
   m = words.models(first)
   target = words.Model(m.target, m.tokenizer, m.prints["target"])
   drafters = {c.drafter[0]: m.drafter}
   for name in c.drafter[1:]:
     settings = ConfigDict(dict(c) | dict(drafter=name))
-    drafters[name], _ = words.drafter(settings, target)
-  return target, drafters, m.rule
+    drafters[name], more = words.drafter(settings, target)
+    m.prints.update(more)
+  return target, drafters, m.rule, {k: f() for k, f in m.prints.items()}
+
+
+def print_of(tokens) -> str:
+  return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def texts(c, target):
@@ -174,7 +194,7 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
       continue
     law = dict(temperature=heat)
     if batch not in plain:
-      plain[batch], window = costs.baseline(target.module, groups[0].tokens)
+      plain[batch] = baseline(j, target, batch, groups[0])
     base = plain[batch]
     drafter = drafters[name]
     if k == "auto":
@@ -185,7 +205,7 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
       drafter = auto.narrowed(drafter, k)
       runner = bound(target.module, drafter, rule)
       if c.costs and heat == asked["heat"][0]:
-        cost(j, key, target, drafter, rule, groups[0], asked["heat"])
+        cost(j, key, target, drafter, rule, groups[0], asked["heat"], base)
     sides = (
         Side(target.module, drafters[name] if k == "auto" else drafter, runner),
         Side(target.module, base, bound(target.module, base, rule)),
@@ -221,58 +241,91 @@ def peer(c, asked, j, target, drafters, found, tokens):
   modes = ["plain"]
   if "ngram" in drafters:
     modes += [f"lookup {k}" for k in asked["k"] if k != "auto"]
-  model = getattr(drafters.get("autoregressive"), "model", None)
+  small = drafters.get("autoregressive")
+  model = None if small is None or c.cross_vocabulary else small.model
   if model is not None:
     modes += [f"assisted {k}" for k in asked["k"] if k != "auto"]
+  jobs = [
+      (dict(kind="peer", peer="transformers", mode=mode, temperature=heat,
+            prompt=found[n].id, turn=turn), n)
+      for heat in asked["heat"] for turn in range(c.repeats)
+      for n in range(len(found)) for mode in modes
+  ]
+  if all(j.has(**key) for key, _ in jobs):
+    return
   with tempfile.TemporaryDirectory() as folder:
-    places = []
-    for name, m in (("target", target.module), ("drafter", model)):
-      if m is not None:
-        places.append(pathlib.Path(folder) / name)
-        peers.export(m, places[-1], c.dtype)
-    python = c.peer_python or sys.executable
+    places = [published_folder(c, "target", target.module, folder)]
+    if model is not None:
+      places.append(published_folder(c, "drafter_model", model, folder))
     with peers.Peer(
-        places[0], (places[1:] or [None])[0], c.dtype, os.cpu_count(), python
+        places[0], (places[1:] or [None])[0], c.dtype,
+        len(os.sched_getaffinity(0)), c.peer_python or sys.executable,
     ) as other, shell.bar("transformers") as tick:
-      jobs = [
-          (heat, turn, n, mode) for heat in asked["heat"]
-          for turn in range(c.repeats) for n in range(len(found))
-          for mode in modes
-      ]
-      for done, (heat, turn, n, mode) in enumerate(jobs):
-        key = dict(kind="peer", peer="transformers", mode=mode,
-                   temperature=heat, prompt=found[n].id, turn=turn)
+      warm = set()
+      for done, (key, n) in enumerate(jobs):
         if not j.has(**key):
-          way, _, k = mode.partition(" ")
-          got = other.generate(
-              tokens[n], c.new_tokens, way, heat, int(k or 1), c.seed + turn
-          )
-          same = {}
-          if heat == 0 and turn == 0:
-            same = agreement(ours, found[n], tokens[n], c, got["tokens"])
-          j.add(**key, category=found[n].category, seconds=got["seconds"],
-                first=got["first"], emitted=len(got["tokens"]),
-                later=got["later"], versions=other.versions, **same)
+          if key["mode"] not in warm:
+            beside(c, ours, other, found[n], tokens[n], key)
+            warm.add(key["mode"])
+          j.add(**key, category=found[n].category, versions=other.versions,
+                **beside(c, ours, other, found[n], tokens[n], key))
         tick(done + 1, len(jobs))
 
 
-def agreement(ours, prompt, tokens, c, theirs):
-  """How many leading tokens are those of our greedy text without drafts."""
+def beside(c, ours, other, prompt, tokens, key) -> dict:
+  """A text of theirs, right after ours without drafts."""
   group = measure.Group([prompt.id], [prompt.category], [tokens])
-  task = Task(c.new_tokens, dict(temperature=0.0))
-  _, (text,) = measure.once(ours, group, task)
-  same = len(os.path.commonprefix([text, theirs]))
-  return dict(agrees=same, of=len(text))
+  task = Task(c.new_tokens, dict(temperature=key["temperature"]), c.seed)
+  part, (text,) = measure.once(ours, group, task, key["turn"])
+  mode, _, k = key["mode"].partition(" ")
+  got = other.generate(
+      tokens, c.new_tokens, mode, key["temperature"], int(k or 1),
+      c.seed + key["turn"],
+  )
+  same = {}
+  if key["temperature"] == 0:
+    alike = len(os.path.commonprefix([text, got["tokens"]]))
+    same = dict(agrees=alike, of=len(text))
+  return dict(
+      seconds=got["seconds"], first=got["first"], emitted=len(got["tokens"]),
+      later=got["later"], beside=part["seconds"] / max(part["later"], 1),
+      **same,
+  )
 
 
-def cost(j, key, target, drafter, rule, group, heats):
+def published_folder(c, flag, module, folder) -> pathlib.Path:
+  """Where transformers finds a model: its own folder, or one written here."""
+  word, place = c[flag], pathlib.Path(folder) / flag
+  if words.own(word, flag) is not None:
+    peers.export(module, place, c.dtype)
+    return place
+  found = words.find(flag, word)
+  if found.path.is_dir() and (found.path / "config.json").is_file():
+    return found.path
+  published.save(module, found.config, place, c.dtype)
+  return place
+
+
+def baseline(j, target, batch, group):
+  """Without drafts, the window that was the faster when it was first asked."""
+  found = j.first(kind="baseline", batch=batch)
+  if found is None:
+    drafter, ratio = costs.baseline(target.module, group.tokens)
+    found = j.add(kind="baseline", batch=batch, window=drafter.K + 1,
+                  two_over_one=ratio)
+  return Nothing(found["window"])
+
+
+def cost(j, key, target, drafter, rule, group, heats, base):
   for heat in heats:
     own = dict(key, temperature=heat)
     if not j.has(kind="cost", run=own):
       parts = costs.costs(
-          target.module, drafter, rule, group.tokens, dict(temperature=heat)
+          target.module, drafter, rule, group.tokens, dict(temperature=heat),
+          base.K + 1,
       )
-      j.add(kind="cost", run=own, milliseconds=parts)
+      narrow = len(group.tokens) == 1 and hasattr(drafter, "widths")
+      j.add(kind="cost", run=own, milliseconds=parts, narrow=narrow)
 
 
 def alarm(j, key):

@@ -174,13 +174,17 @@ def models(c) -> Models:
   _, by_itself = drafts(c)
   rule = look("rule", c.rule, RULES)
   if c.get("synthetic_acceptance", OFF) != OFF:
+    if c.rule != "token":
+      raise ValueError(
+          "--synthetic_acceptance has a rule of its own; leave --rule out."
+      )
     rule = lossy_synthetic(c.synthetic_acceptance)
   look("drafter", c.drafter, DRAFTERS)  # before a large target is read
   target = model("target", c.target, "target", c.dtype)
   found, prints = drafter(c, target)
   prints = {"target": target.digest} | prints
   run = None
-  if by_itself and found.K and c.drafter != "nothing":
+  if by_itself and found.K:
     run = auto.Auto(target.module, found, rule=rule)
   return Models(target.module, found, rule, target.tokenizer, prints, run)
 
@@ -190,7 +194,7 @@ def drafts(c) -> tuple[int, bool]:
   word = str(c.num_speculative_tokens)
   if word == "auto":
     return max(auto.WIDTHS), True
-  if not word.isdecimal() or not 1 <= int(word[:3]) <= 64:
+  if not re.fullmatch(r"[0-9]{1,3}", word) or not 1 <= int(word) <= 64:
     raise ValueError(
         f"--num_speculative_tokens={word}: it must lie in 1..64, or be auto;"
         " --drafter=nothing turns speculation off."

@@ -21,11 +21,13 @@ from specjax import engine, rules, states
 from specjax.types import RUNNING, Draft, State, Tally
 
 WIDTHS = (1, 2, 4, 8)  # and 0, which is no drafts
-BURST = 8  # rounds at one width; after a burst without drafts, K + 1
-KEEP = 0.97  # of a count a round; its half is forgotten in 23
+BURST = 8  # rounds before the host looks up
+TRIAL = 4  # where little is known, or drafts have failed
+KEEP = 0.97  # of a row's count a round; its half is forgotten in 23
+LONG = 0.995  # of the count of all rows there ever were
 BELIEF = 4.0  # drafts that a row is taken to have seen pass like the others'
 HOPE = 0.7  # acceptance before there is any evidence
-PATIENCE = (64, 1024)  # rounds without drafts before they are tried again
+PATIENCE = (32, 1024)  # rounds without drafts before they are tried again
 log = logging.getLogger("specjax")
 
 
@@ -40,22 +42,22 @@ def track(rows: int) -> Track:
   return Track(np.zeros(rows), np.zeros(rows))
 
 
-def learn(seen: Track, passed, judged, rounds) -> Track:
+def learn(seen: Track, passed, judged, rounds, keep=KEEP) -> Track:
   """The track after `rounds` in which so many of a row's drafts passed."""
-  old = KEEP**rounds
+  old = keep**rounds
   return Track(seen.passed * old + passed, seen.judged * old + judged)
 
 
-def acceptance(seen: Track):
-  """Each row's chance that a draft passes, leaning on that of all rows."""
-  passed = seen.passed.sum() + BELIEF * HOPE
-  mean = passed / (seen.judged.sum() + BELIEF)
+def acceptance(seen: Track, every: Track):
+  """Each row's chance that a draft passes, leaning on that of `every` row
+  there was so far, a single count."""
+  mean = (every.passed + BELIEF * HOPE) / (every.judged + BELIEF)
   return (seen.passed + BELIEF * mean) / (seen.judged + BELIEF)
 
 
 def rates(alpha, seconds: dict[int, float]) -> dict:
-  """Tokens a second of rows of acceptance alpha [B] for each K, with what a
-  round of it costs."""
+  """Tokens a second of rows of acceptance alpha [B], by K; `seconds`: what a
+  round costs at each."""
   return {
       K: sum(alpha**i for i in range(K + 1)) / spent
       for K, spent in seconds.items()
@@ -63,7 +65,8 @@ def rates(alpha, seconds: dict[int, float]) -> dict:
 
 
 def narrowed(drafter, K: int):
-  """The same drafter, K tokens a round."""
+  """The same drafter, K tokens a round: a copy whose `K` is another, which
+  nothing that it keeps hangs on (`engine.Drafter`)."""
   out = copy.copy(drafter)
   out.K = K
   return out
@@ -83,33 +86,36 @@ class _Silent(nnx.Module):
     return Draft(tokens, None, zero), state
 
 
-@jax.jit(
-    static_argnames=("rule", "window", "feed"), donate_argnames="state"
-)
+@jax.jit(static_argnames=("rule", "window"), donate_argnames="state")
 def rest(
-    target, drafter, state: State, *, rule, window, feed, idle, rounds
+    target, drafter, state: State, *, rule, window, idle, rounds
 ) -> tuple[State, Tally]:
   """At most `rounds` rounds without drafts; `last` gathers what they commit.
 
-  The drafter reads that when it next drafts, or at once if asked to `feed`
-  it first, when `last` has no more room: once in K + 1 tokens.
+  The drafter reads that when it next drafts, or when `last` has no more room:
+  once in K + 1 tokens.
   """
   silent = _Silent(drafter.taps, window)
-  gathered, dstate = state.last, state.draft
-  W = gathered.tokens.shape[1]
-  if feed:
-    dstate = drafter.ingest(target, dstate, gathered)
-    gathered = gathered._replace(
-        count=jnp.zeros_like(gathered.count), start=state.rows.length
-    )
+  W = state.last.tokens.shape[1]
 
   def going(carry):
     now, _, tally = carry
     done = jnp.sum(now.rows.finish != RUNNING)
     return (done <= idle) & (tally.steps < rounds)
 
+  def fed(_, carry):
+    now, gathered = carry
+    dstate = drafter.ingest(target, now.draft, gathered)
+    none = gathered._replace(
+        count=jnp.zeros_like(gathered.count), start=now.rows.length
+    )
+    return now._replace(draft=dstate), none
+
   def body(carry):
     now, gathered, tally = carry
+    # A loop of one turn or none: a branch would copy the drafter's cache.
+    full = jnp.any(gathered.count == W).astype(jnp.int32)
+    now, gathered = jax.lax.fori_loop(0, full, fed, (now, gathered))
     now, info = engine.step(target, silent, now, rule=rule)
     here = jnp.arange(W) == gathered.count[:, None]
     here &= info.emitted[:, None] > 0
@@ -121,12 +127,12 @@ def rest(
         features=put(now.last.features, gathered.features),
         count=gathered.count + info.emitted,
     )
-    return now, gathered, engine.add(tally, info)
+    return now, gathered, engine.add(tally, engine.widened(info, W - 1))
 
-  begun = (state, gathered, engine.empty_tally(state, silent.K))
+  begun = (state, state.last, engine.empty_tally(state, W - 1))
   now, gathered, tally = jax.lax.while_loop(going, body, begun)
   last = engine.choose(gathered.count > 0, gathered, state.last)
-  return now._replace(draft=dstate, last=last), tally
+  return now._replace(last=last), tally
 
 
 class Auto:
@@ -134,106 +140,132 @@ class Auto:
 
   Prefill with `drafter`, whose K is the most it may choose. The first call for
   a state of another shape calibrates, unless `seconds` a round by K, 0
-  included, are given; rows may come and go.
+  included, are given; rows may come and go. A text may then depend on the
+  clock and on its neighbours; its law does not.
   """
 
   def __init__(
       self, target, drafter, *, rule: Callable = rules.token,
       widths: Sequence[int] = WIDTHS, seconds: dict[int, float] | None = None,
   ):
+    if drafter.K < 1 or min(widths, default=1) < 1:
+      raise ValueError(
+          f"auto: K = {drafter.K}, widths = {tuple(widths)}; give a drafter and"
+          " widths of at least 1."
+      )
     self.target, self.rule = target, rule
     self.most = drafter.K
     widths = {K for K in widths if K < drafter.K} | {drafter.K}
     self.drafters = {K: narrowed(drafter, K) for K in sorted(widths)}
-    self.seconds, self.window, self._given = seconds, 1, seconds is not None
-    self.calibrating = 0.0  # seconds spent on it so far
     self.rounds = {K: 0 for K in (0, *self.drafters)}  # made at each K
+    self.calibrating = 0.0  # seconds spent on it so far
+    self._given, self._costs = seconds, {}  # by the shape of a state
     self._seen, self._lengths = track(0), np.zeros(0, int)
-    self._shape = None  # of the states that were calibrated for
+    self._every = Track(0.0, 0.0)
     self._idle, self._patience, self._said = 0, PATIENCE[0], False
+    self._trying = 0  # rounds that are left of a trial
 
   def calibrate(self, state: State, turns: int = 3) -> None:
     """Measures what a round costs at each K, on copies of `state`.
 
-    The first turn compiles. Medians over turns of all, which take turns.
+    The ways take turns; the first turn compiles and does not count.
     """
     began = time.perf_counter()
-    rows = range(state.rows.length.shape[0])
+    B = state.rows.length.shape[0]
     state = _awake(state, self.most)
     ways = [(K, 1) for K in (0, *self.drafters)] + [(0, 2)]
     spent: dict[tuple, list[float]] = {way: [] for way in ways}
     for i in range(turns + 1):
       for K, window in ways[:: 1 if i % 2 else -1]:
-        own = jax.block_until_ready(states.fork(state, rows, i))
+        own = jax.block_until_ready(states.fork(state, range(B), i))
         start = time.perf_counter()
-        _, tally = self._burst(own, K, window, None, BURST)
-        steps = int(tally.steps)
+        # Without drafts so many that the drafter is fed, as it is at times.
+        rounds = BURST if K else 2 * (self.most + 1)
+        _, tally = self._burst(own, K, window, B - 1, rounds)
+        steps = max(int(tally.steps), 1)
         spent[K, window].append((time.perf_counter() - start) / steps)
     found = {way: float(np.median(x[1:])) for way, x in spent.items()}
-    self.window = 2 if found[0, 2] < found[0, 1] else 1
-    self.seconds = {K: found[K, 1] for K in self.drafters}
-    self.seconds[0] = found[0, self.window]
+    window = 2 if found[0, 2] < found[0, 1] else 1
+    seconds = {0: found[0, window]} | {K: found[K, 1] for K in self.drafters}
+    self._costs[state.rows.tokens.shape] = seconds, window
     self.calibrating += time.perf_counter() - began
+
+  def costs(self, state: State) -> tuple[dict[int, float], int]:
+    """(seconds a round by K, the window of rounds without drafts) for states
+    of this shape."""
+    if self._given is not None:
+      return self._given, 1
+    shape = state.rows.tokens.shape
+    if shape not in self._costs:
+      self.calibrate(state)
+    return self._costs[shape]
 
   def __call__(
       self, state: State, *, idle: int | None = None, rounds: int = 2**30
   ) -> tuple[State, Tally]:
     """As `engine.generate`; the Tally is on the host, as wide as the most K."""
     B = state.rows.length.shape[0]
-    if not self._given and self._shape != state.rows.tokens.shape:
-      self.calibrate(state)
-      self._shape = state.rows.tokens.shape
+    seconds, window = self.costs(state)
     idle = B - 1 if idle is None else min(idle, B - 1)
-    total = _wide(jax.device_get(engine.empty_tally(state, 0)), self.most)
+    total = jax.device_get(engine.empty_tally(state, self.most))
     finish, lengths = jax.device_get((state.rows.finish, state.rows.length))
     self._welcome(lengths)
     while (finish != RUNNING).sum() <= idle and total.steps < rounds:
-      K = self.choose(finish == RUNNING)
-      burst = min(rounds - int(total.steps), BURST)
-      state, tally = self._burst(state, K, self.window, idle, burst)
+      running = finish == RUNNING
+      K = self.choose(seconds, running)
+      burst = min(rounds - int(total.steps), self._length(K))
+      state, tally = self._burst(state, K, window, idle, burst)
       tally, finish, self._lengths = jax.device_get(
           (tally, state.rows.finish, state.rows.length)
       )
-      self._learn(K, tally)
+      self._learn(K, tally, seconds, running)
       total = jax.tree.map(np.add, total, _wide(tally, self.most))
     return state, total
 
-  def choose(self, running) -> int:
+  def choose(self, seconds: dict[int, float], running) -> int:
     """The K of the next rounds, for rows that are `running` [B]."""
-    found = rates(acceptance(self._seen), self.seconds)
-    best = max(found, key=lambda K: (found[K] * running).sum())
+    best = self._best(seconds, running)
     if best:
       return best
-    if self._idle < self._patience:
-      self._say(running)
-      return 0
-    # One burst of the fewest drafts, ever more rarely while they stay bad.
-    self._idle, self._patience = 0, min(2 * self._patience, PATIENCE[1])
+    if self._trying <= 0:
+      if self._idle < self._patience:
+        self._say(running)
+        return 0
+      # A few rounds of the fewest drafts, ever more rarely while they fail.
+      self._idle, self._trying = 0, TRIAL
+      self._patience = min(2 * self._patience, PATIENCE[1])
     return min(self.drafters)
+
+  def _length(self, K: int) -> int:
+    """Rounds until the next choice."""
+    if not K:
+      return self._patience - self._idle
+    return TRIAL if self._every.judged < 2 * BURST or self._trying else BURST
+
+  def _best(self, seconds, running) -> int:
+    found = rates(acceptance(self._seen, self._every), seconds)
+    return max(found, key=lambda K: (found[K] * running).sum())
 
   def _say(self, running) -> None:
     if not self._said:
-      alpha, rows = acceptance(self._seen)[running].mean(), running.sum()
+      rows, judged = running.sum(), self._seen.judged[running].sum()
+      mean = acceptance(self._seen, self._every)[running].mean()
+      share = f" ({mean:.0%} of them pass)"
       log.warning(
-          "auto: drafts do not pay for a batch of %d, of which %.0f %% pass:"
-          " off; they are tried again now and then.", rows, 100 * alpha,
+          "auto: drafts do not pay at batch %d%s; off, tried again now and"
+          " then.", rows, share if judged else "",
       )
     self._said = True
 
-  def _burst(self, state, K: int, window: int, idle, rounds: int):
-    common = dict(rule=self.rule, rounds=rounds)
+  def _burst(self, state, K: int, window: int, idle: int, rounds: int):
     if K:
-      drafter = self.drafters[K]
       return engine.generate(
-          self.target, drafter, state, idle=idle, **common
+          self.target, self.drafters[K], state, rule=self.rule, idle=idle,
+          rounds=rounds,
       )
-    idle = state.rows.length.shape[0] - 1 if idle is None else idle
-    room = self.most + 1 - int(np.max(state.last.count))
-    feed = room < 1
-    common["rounds"] = min(rounds, self.most + 1 if feed else room)
     return rest(
-        self.target, self.drafters[self.most], state, window=window, feed=feed,
-        idle=idle, **common,
+        self.target, self.drafters[self.most], state, rule=self.rule,
+        window=window, idle=idle, rounds=rounds,
     )
 
   def _welcome(self, lengths) -> None:
@@ -245,29 +277,40 @@ class Auto:
       self._seen = Track(*(np.where(same, x, 0.0) for x in self._seen))
     self._lengths = lengths
 
-  def _learn(self, K: int, tally: Tally) -> None:
-    steps = int(tally.steps)
+  def _learn(self, K: int, tally: Tally, seconds, running) -> None:
+    steps, info = int(tally.steps), tally.info
     self.rounds[K] += steps
     if not K:
       self._idle += steps
       return
-    info = tally.info
-    self._seen = learn(
-        self._seen, info.passed.sum(1), info.reached.sum(1), info.rounds
+    self._trying -= steps
+    # A round whose drafts did not all pass has one that failed, or that was
+    # not made: to a width that is no difference.
+    passed = info.passed.sum(1)
+    judged = passed + info.rounds - info.passed[:, -1]
+    self._seen = learn(self._seen, passed, judged, info.rounds)
+    self._every = learn(
+        self._every, passed.sum(), judged.sum(), info.rounds.max(), LONG
     )
-    found = rates(acceptance(self._seen), self.seconds)
-    if max(found, key=lambda K: found[K].sum()):
+    if self._best(seconds, running):
       self._idle, self._patience, self._said = 0, PATIENCE[0], False
+      self._trying = 0
 
 
 def _awake(state: State, most: int) -> State:
-  """The state with rows that write on as long as they have slots."""
+  """The state with rows that write on as long as they have slots; those that
+  had finished stand half-way, where rows to come may be expected."""
   rows = state.rows
-  end = jnp.full_like(rows.limit, rows.tokens.shape[1] - most - 1)
-  return state._replace(rows=rows._replace(
-      limit=jnp.maximum(end, rows.length), eos=jnp.full_like(rows.eos, -1),
-      finish=jnp.where(rows.length < end, RUNNING, rows.finish),
-  ))
+  slots = rows.tokens.shape[1]
+  end = jnp.full_like(rows.limit, slots - most - 1)
+  half = jnp.where(rows.finish == RUNNING, rows.length, slots // 2)
+  length = jnp.minimum(half, jnp.maximum(end - 2 * BURST * (most + 1), 2))
+  rows = rows._replace(
+      length=length, limit=end, eos=jnp.full_like(rows.eos, -1),
+      finish=jnp.full_like(rows.finish, RUNNING),
+  )
+  last = state.last._replace(start=length - state.last.count)
+  return state._replace(rows=rows, last=last)
 
 
 def _wide(tally: Tally, K: int) -> Tally:

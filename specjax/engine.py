@@ -54,9 +54,10 @@ class Drafter(Protocol):
   """A proposer. `ingest` takes committed windows of any width; `propose`
   first ingests state.last, then drafts K tokens, and returns the state with
   its own part (or the target's cache) moved on. What `init` makes of the
-  `types.Source` leads with the batch axis in every array. One that often has
-  less than K to say may name `widths`, ascending and K the last: the round of
-  a single row is as wide as its draft needs, each width compiled."""
+  `types.Source` leads with the batch axis in every array and does not hang on
+  K, which may be lowered on a copy between rounds. One that often has less
+  than K to say may name `widths`, ascending and K the last: the round of a
+  single row is as wide as its draft needs, each width compiled."""
 
   taps: tuple[int, ...]
   K: int
@@ -352,8 +353,13 @@ def _judged(target, taps, state, draft, rule, mask, most):
   scores = scores._replace(logp=logp)
   tokens, count = jax.vmap(rule)(keys, draft, scores.logp)
   state, info = commit(state, draft, scores, tokens, count)
-  fill = lambda x: _fill(x, most)
-  return state, info._replace(
+  return state, widened(info, most)
+
+
+def widened(info: Info, K: int) -> Info:
+  """The same, told of K positions."""
+  fill = lambda x: _fill(x, K)
+  return info._replace(
       reached=fill(info.reached), passed=fill(info.passed),
       overlap=fill(info.overlap),
   )

@@ -38,6 +38,8 @@ def stream(
   """
   if rounds < 1:
     raise ValueError(f"stream: rounds = {rounds} must be at least 1.")
+  if run is not None and mask is not None:
+    raise ValueError("stream: `run` knows no mask; give one of them.")
   # Flattened once: 270 leaves cost 0.4 to 0.9 ms a call as modules.
   leaves, tree = jax.tree.flatten((target, drafter))
   tally = engine.empty_tally(state, drafter.K)

@@ -60,7 +60,13 @@ def test_attention_is_that_of_numpy_at_every_block_border(window, cap):
     pos = np.array(start)[:, None] + np.arange(3)
     want = reference(q, kv, pos, window, 0.4, cap)
     np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
-  jax.grad(lambda q: run(q, kv, pos).sum())(q)
+  assert "scan" in str(jax.make_jaxpr(run)(q, kv, pos))
+  # One query of one row is read by prefixes, and has the same gradient.
+  loss = lambda q, pos: jnp.sum(run(q, KV(kv.k[:1], kv.v[:1]), pos)[:, -1] ** 2)
+  slope = jax.jit(jax.grad(loss))
+  several = jnp.repeat(q[:1, -1:], 4, 1), jnp.repeat(pos[:1, -1:], 4, 1)
+  alone = slope(q[:1, -1:], pos[:1, -1:])
+  np.testing.assert_allclose(slope(*several)[:, -1:], alone, atol=1e-4)
 
 
 def test_a_bias_is_added_to_the_scores_at_every_prefix_border():

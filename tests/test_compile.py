@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import engine
+from specjax import auto, engine, rules
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
 from specjax.states import fork, prefill, refill, resume, rewind
@@ -177,6 +177,20 @@ def test_rounds_of_several_widths_update_the_cache_in_place():
   copies = re.findall(rf"= {re.escape(shape)}\S* copy\(", text)
   assert not copies, f"{len(copies)} copies of a whole cache"
   size = sum(x.nbytes for x in jax.tree.leaves(state.cache))
+  assert program.memory_analysis().alias_size_in_bytes >= size
+
+
+@pytest.mark.usefixtures("quick_compiles")
+def test_rounds_without_drafts_feed_the_drafter_in_place():
+  (target, drafter), state = start(1024, length=2, rows=1, drafts=2)
+  program = auto.rest.lower(
+      target, drafter, state, rule=rules.token, window=1, idle=0, rounds=64
+  ).compile()
+  caches = jax.tree.leaves((state.cache, state.draft))
+  shape = "f32[" + ",".join(map(str, caches[0].shape)) + "]"
+  copies = re.findall(rf"= {re.escape(shape)}\S* copy\(", program.as_text())
+  assert not copies, f"{len(copies)} copies of a whole cache"
+  size = sum(x.nbytes for x in caches)
   assert program.memory_analysis().alias_size_in_bytes >= size
 
 

@@ -1,4 +1,4 @@
-"""Synthetic acceptance passes by its coin, and says in its name that it lies."""
+"""Synthetic acceptance passes by its coin, and its name says that it lies."""
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ def test_drafts_pass_as_often_as_asked(tiny, chance):
   )
   total = metrics.pool(metrics.counts(tally))
   n, passed = sum(total["reached"]), sum(total["passed"])
+  assert n > 500
   deviation = np.sqrt(chance * (1 - chance) / n)
   assert abs(passed / n - chance) <= 5 * deviation
 

@@ -18,28 +18,32 @@ TURNS = 5  # of the loops
 
 
 def costs(
-    target, drafter, rule: Callable, texts: list[list[int]], law: dict
+    target, drafter, rule: Callable, texts: list[list[int]], law: dict,
+    window: int = 1,
 ) -> dict[str, float]:
   """Milliseconds a round of the parts of rounds after prompts, under a law.
 
   propose: K draft steps; verify: the target's pass over K + 1 tokens and
-  their law; one: the same pass without drafts; both: these in turn, where
-  each finds the processor's cache as the other leaves it; rounds: whole
-  rounds in a loop; streamed: rounds by a host loop. Medians over turns of
-  all, which take turns.
+  their law; both: these in turn, where each finds the processor's cache as
+  the other leaves it; rounds: whole rounds in a loop; one: whole rounds
+  without drafts, over `window`; streamed: rounds by a host loop. Medians over
+  turns, in which all take part.
   """
   K = max(drafter.K, 1)
   state = states.prefill(
       target, drafter, texts, max_new_tokens=LOOP * (K + 2), sampling=law
   )
   draft, _ = jax.jit(engine.propose)(target, drafter, state)
-  short = jax.tree.map(lambda x: x[:, :0] if x.ndim > 1 else x * 0, draft)
-  args = (target, drafter, state)
+  args, plain = (target, drafter, state), Nothing(window)
+  bare = states.prefill(
+      target, plain, texts, max_new_tokens=2 * LOOP, sampling=law,
+      capacity=state.rows.tokens.shape[1],
+  )
   copy = lambda: states.fork(state, range(len(texts)), 0)
   tasks = dict(
       propose=lambda _: _propose(*args),
       verify=lambda _: _verify(*args, draft),
-      one=lambda _: _verify(*args, short),
+      one=lambda _: _rounds(target, plain, bare, rule=rule),
       both=lambda _: _both(*args),
       rounds=lambda _: _rounds(*args, rule=rule),
       streamed=lambda own: _streamed(target, drafter, own, rule),
@@ -103,7 +107,7 @@ def _verify(target, drafter, state, draft):
     now = _varied(state._replace(cache=cache), i, target.vocab)
     moved = draft._replace(tokens=(draft.tokens + i) % target.vocab)
     scores, now = engine.verify(target, drafter.taps, now, moved)
-    return now.cache, total + scores.logp[..., 0] + scores.finite
+    return now.cache, total + jnp.max(scores.logp, -1) + scores.finite
 
   B, K = draft.tokens.shape
   zero = jnp.zeros((B, K + 1), out_sharding=spec("batch", None))
@@ -118,7 +122,7 @@ def _both(target, drafter, state):
     draft, moved = engine.propose(target, drafter, moved)
     scores, moved = engine.verify(target, drafter.taps, moved, draft)
     now = now._replace(cache=moved.cache, draft=moved.draft)
-    return now, total + scores.logp[..., 0] + scores.finite
+    return now, total + jnp.max(scores.logp, -1) + scores.finite
 
   shape = state.rows.length.shape[0], drafter.K + 1
   zero = jnp.zeros(shape, out_sharding=spec("batch", None))

@@ -18,14 +18,19 @@ class Journal:
 
   def __init__(self, path: pathlib.Path, file, lines: list[dict]):
     self.path, self._file, self.lines = path, file, lines
-    kinds = ("turn", "cost", "peer")
-    self._done = {self._key(x) for x in lines if x["kind"] in kinds}
+    kinds = ("baseline", "cost", "turn", "peer")
+    self._done = {self._key(x) for x in lines if x.get("kind") in kinds}
 
   @staticmethod
   def _key(line: dict) -> str:
-    names = ("kind", "run", "group", "turn", "peer", "mode", "temperature",
-             "prompt", "k")
+    names = ("kind", "run", "batch", "group", "turn", "peer", "mode",
+             "temperature", "prompt")
     return json.dumps([line.get(n) for n in names], sort_keys=True)
+
+  def first(self, **line) -> dict | None:
+    """The line with these names, if it is there."""
+    key = self._key(line)
+    return next((x for x in self.lines if self._key(x) == key), None)
 
   def has(self, **line) -> bool:
     """Whether a measurement with these names is there."""
@@ -57,8 +62,8 @@ def open_journal(path: str | pathlib.Path, about: dict) -> Iterator[Journal]:
       raise ValueError(
           f"{path}: another run is writing it; give another --out."
       ) from None
+    _cut(file)  # first: what a kill left may be a whole line but for its end
     lines = list(results.read(path))
-    _cut(file)
     if lines:
       _same(path, lines[0], about)
     journal = Journal(path, file, lines)

@@ -52,9 +52,10 @@ def groups(prompts, tokens: list[list[int]], batch: int) -> list[Group]:
 
 
 def distinct(tokens: list[int], n: int = 4) -> float:
-  """The share of a text's n-grams that are different ones; a loop has few."""
+  """The share of a text's n-grams that are different ones; a loop has few. A
+  text too short for any repeats nothing: 1."""
   grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-  return len(set(grams)) / max(len(grams), 1)
+  return len(set(grams)) / len(grams) if grams else 1.0
 
 
 class Task(NamedTuple):
@@ -76,7 +77,8 @@ def once(side: Side, group: Group, task: Task, turn: int = 0):
   start = time.perf_counter()
   state = states.prefill(
       side.target, side.drafter, group.tokens,
-      max_new_tokens=task.new_tokens, seed=task.seed + turn, eos=task.eos,
+      max_new_tokens=task.new_tokens, eos=task.eos,
+      seed=task.seed + turn * len(group.tokens),
       sampling=task.sampling, chunks=CHUNKS, capacity=task.capacity,
   )
   state, tally = jax.block_until_ready(side.run(state, rounds=1))
@@ -106,7 +108,12 @@ def race(
   for n, group in enumerate(found):
     if all(done(n, i) for i in range(repeats)):
       continue
-    shape = task.capacity or room(group, task.new_tokens, sides[0].drafter.K)
+    reads = max(map(len, group.tokens))
+    # What decides on programs: slots, an encoder's too, and widths of reading.
+    shape = (
+        task.capacity or room(group, task.new_tokens, sides[0].drafter.K),
+        states.source_bucket(reads), reads > CHUNKS[-1],
+    )
     if shape not in warm:
       warm.add(shape)
       start = time.perf_counter()

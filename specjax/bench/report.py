@@ -41,9 +41,9 @@ DEFINITIONS = {
     "tokens/s": "A second over the seconds of a later token.",
     "compiling": "Seconds of first runs of each shape, which no other number"
     " holds.",
-    "c": "A draft step's time, over that of a target pass over one token.",
-    "verify": "A target pass over K + 1 tokens in turn with drafting, over one"
-              " of one token; rounds without drafts are of one token.",
+    "c": "A draft step's time, over that of a round without drafts.",
+    "verify": "What checking K drafts takes (the target's pass, its laws and"
+    " the rule), over a round without drafts.",
     "theory": "(1 + a1 + a1 a2 + ...) / (K c + verify), where a1, a2, ... is"
     " the measured acceptance by position, a draft not made being a miss.",
     "draft, verify, rule, host": "Milliseconds a round of K draft steps; what"
@@ -152,7 +152,8 @@ def _page(numbers: dict, drawn: dict | None) -> str:
 def markdown(numbers: dict) -> str:
   """The short tables, to be quoted, or read in a terminal."""
   mark = _mark(numbers)
-  tables = [speed(numbers), times(numbers), check(numbers), peers(numbers)]
+  tables = [speed(numbers), times(numbers), costs(numbers), check(numbers),
+            peers(numbers)]
   return "\n".join([
       f"# {_markdown(_title(numbers))}", "",
       *([f"**{_markdown(mark)}**", ""] if mark else []),
@@ -263,11 +264,12 @@ def check(numbers: dict) -> Table:
 def peers(numbers: dict) -> Table:
   return Table("Other software, the same prompts, one at a time", [
       "peer", "mode", "T", "prompts", "first token, ms", "a later token, ms",
-      "tokens/s", "texts alike", "tokens alike", "versions",
+      "tokens/s", "specjax without drafts, in turn", "texts alike",
+      "tokens alike", "versions",
   ], [
       [_line(x["peer"]), _line(x["mode"]), f"{x['temperature']:g}",
        f"{x['prompts']}", _ms(x["first"]), _ms(x["seconds"]),
-       _rate(x["seconds"]),
+       _rate(x["seconds"]), _times(x["beside"]),
        f"{x['same']} of {x['texts']}" if x["texts"] else "-",
        f"{x['same_tokens'] / x['tokens']:.1%}" if x["tokens"] else "-",
        ", ".join(f"{_line(a)} {_line(b)}" for a, b in x["versions"].items())]
@@ -300,10 +302,15 @@ def _command(numbers: dict) -> str:
 
 
 def _settings(numbers: dict) -> str:
-  return "; ".join(
+  about = [
       f"{_line(name)}: {_text(x)}" for name, x in numbers["about"].items()
       if name != "command"
-  )
+  ]
+  return "; ".join(about + [
+      f"no drafts at batch {x['batch']}: a window of {x['window']} (one of 2"
+      f" takes {x['two_over_one']:.2f} times one of 1)"
+      for x in numbers["baselines"]
+  ])
 
 
 def _mark(numbers: dict) -> str:

@@ -61,6 +61,7 @@ WIDTH = Leaf(
     lambda x: x == "auto" or COUNT.holds(x) and x <= MOST,
     f'a whole number up to {MOST} or "auto"',
 )
+TRUTH = Leaf(lambda x: x is None or isinstance(x, bool), "true or false")
 TABLE = Leaf(lambda x: x is None or isinstance(x, dict), "an object")
 RUN = dict(
     drafter=TEXT, k=WIDTH, temperature=NUMBER, batch=COUNT,
@@ -81,11 +82,14 @@ LINES = dict(
         run=RUN, group=NAME, turn=NAME, prompts=[NAME], categories=[TEXT],
         drafts=SIDE, plain=SIDE,
     ),
-    cost=dict(run=RUN, milliseconds=dict.fromkeys(PARTS, NUMBER)),
+    baseline=dict(batch=COUNT, window=COUNT, two_over_one=NUMBER),
+    cost=dict(
+        run=RUN, milliseconds=dict.fromkeys(PARTS, NUMBER), narrow=TRUTH,
+    ),
     peer=dict(
         peer=TEXT, mode=TEXT, temperature=NUMBER, prompt=NAME, turn=NAME,
         seconds=NUMBER, first=NUMBER, emitted=COUNT, later=MAYBE, agrees=MAYBE,
-        of=MAYBE, versions=TABLE,
+        of=MAYBE, beside=MAYBE, versions=TABLE,
     ),
 )
 
@@ -170,7 +174,7 @@ def numbers(lines: Iterable[dict]) -> dict:
   """
   about = None
   costs, compiles = {}, collections.Counter()
-  calibrating = collections.Counter()
+  calibrating, baselines = collections.Counter(), []
   turns, peers = (collections.defaultdict(dict) for _ in range(2))
   for n, line in enumerate(lines, 1):
     kind = _checked(n, line)["kind"]
@@ -179,8 +183,10 @@ def numbers(lines: Iterable[dict]) -> dict:
       about = {name: x for name, x in line.items() if name != "kind"}
     elif kind == "turn":
       turns[run][line["group"], line["turn"]] = line
+    elif kind == "baseline":
+      baselines.append(line)
     elif kind == "cost":
-      costs[run] = line["milliseconds"]
+      costs[run] = line["milliseconds"] | dict(narrow=line.get("narrow"))
     elif kind == "compile":
       compiles[run] += line["seconds"]
       calibrating[run] += line.get("calibrating") or 0.0
@@ -199,6 +205,7 @@ def numbers(lines: Iterable[dict]) -> dict:
           | dict(calibrating=calibrating[r])
           for r in runs
       ],
+      baselines=baselines,
       peers=[_peer(*key, [*peers[key].values()]) for key in sorted(peers)],
   )
 
@@ -312,17 +319,20 @@ def _theory(k, counts: dict, ms: dict) -> dict | None:
 
   Position i's acceptance is passed[i] / passed[i - 1]: over judged drafts,
   as long as every round has all K, and a draft that was not made is a miss.
-  A round without drafts is a pass of one token. The target's pass costs what
-  it does in turn with drafting, which has moved it out of the processor's
-  cache.
+  Where rounds may be narrow, one without drafts is a pass of one token. Costs
+  are of whole rounds: to check a draft, the target's pass, its laws and the
+  rule; over a round without drafts.
   """
   if not isinstance(k, int) or not k or not ms["one"]:
     return None
   passed = [counts["rounds"], *counts["passed"], *[0] * k][: k + 1]
   onward = [b / a if a else 0.0 for a, b in zip(passed, passed[1:])]
   c = ms["propose"] / k / ms["one"]
-  wide = counts["reached"][0] / counts["rounds"] if counts["rounds"] else 0.0
-  verify = max(ms["both"] - ms["propose"], 0.0) / ms["one"]
+  wide = 1.0
+  if ms["narrow"] and counts["rounds"]:
+    wide = counts["reached"][0] / counts["rounds"]
+  whole = max(ms["rounds"], ms["both"] if ms["narrow"] else 0.0)
+  verify = max(whole - ms["propose"], 0.0) / ms["one"]
   verify = wide * verify + (1 - wide)
   if not k * c + verify:
     return None
@@ -346,7 +356,16 @@ def _peer(peer: str, mode: str, temperature: float, lines: list[dict]) -> dict:
       seconds=float(np.mean(timed)) if timed else None,
       first=_median([x["first"] for x in lines]),
       texts=len(compared),
+      beside=_beside(lines),
       same=sum(n == x["of"] for n, x in zip(agrees, compared)),
       tokens=sum(x["of"] for x in compared), same_tokens=sum(agrees),
       versions=lines[-1].get("versions") or {},
   )
+
+
+def _beside(lines: list[dict]) -> float | None:
+  """How many times as fast this engine was without drafts, in turn with it:
+  `beside` is its seconds a token."""
+  pairs = [(x["seconds"] / x["later"], x["beside"]) for x in lines
+           if x.get("later") and x.get("beside")]
+  return sum(a for a, _ in pairs) / sum(b for _, b in pairs) if pairs else None

@@ -10,16 +10,21 @@ ABOUT = dict(kind="about", command="a", date="2026-01-01", cpu="x", k=[2])
 TURN = dict(kind="turn", run=dict(k=2, drafter="d"), group=0, turn=1)
 
 
-def test_lines_are_there_after_a_kill(tmp_path):
+@pytest.mark.parametrize("torn", [
+    '{"kind": "turn", "ru', json.dumps(TURN | dict(turn=2, seconds=9.0)),
+])
+def test_lines_are_there_after_a_kill(tmp_path, torn):
   path = tmp_path / "new" / "r.jsonl"
   with open_journal(path, ABOUT) as j:
     assert not j.has(**TURN)
     j.add(**TURN, seconds=1.0)
     assert j.has(**TURN) and not j.has(**TURN | dict(turn=2))
   with open(path, "a") as file:
-    file.write('{"kind": "turn", "ru')  # cut by a kill
+    file.write(torn)  # by a kill
   with open_journal(path, ABOUT | dict(date="2026-01-02", command="b")) as j:
     assert j.has(**TURN)
+    assert not j.has(**TURN | dict(turn=2))
+    assert j.first(**TURN)["seconds"] == 1.0
     j.add(**TURN | dict(turn=2))
   lines = [json.loads(x) for x in path.read_text().splitlines()]
   assert [x["kind"] for x in lines] == ["about", "turn", "turn"]

@@ -1,4 +1,4 @@
-"""launch/bench.py: its flags are checked first; a run is resumed and reported."""
+"""launch/bench.py: flags are checked first; runs are resumed and reported."""
 
 import importlib
 import json
