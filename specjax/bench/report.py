@@ -25,12 +25,12 @@ DEFINITIONS = {
     " the laws of target (p) and drafter (q) alone; under the token rule its"
     " mean equals accepted / judged but for chance.",
     "may differ by": "Three standard deviations of that chance, as a"
-    " martingale bounds them.",
+    " martingale bounds them, and one draft.",
     "speed-up": "Mean seconds a later token without drafts, over the same with"
     " drafts, of the same engine in turn; the interval is 95 % of a bootstrap"
-    " over prompts.",
-    "median": "Over prompts, of each prompt's median over turns of the ratio"
-    " within a turn; with quartiles over prompts.",
+    " over groups of prompts that are written side by side.",
+    "median": "Over those groups, of each one's median over turns of the ratio"
+    " within a turn; with quartiles over groups.",
     "looping": f"Texts without drafts of which under {LOOPS:.0%} of the"
     " 4-grams are distinct: they repeat themselves, which is easy to foresee.",
     "of the others": "The speed-up over turns in which no text loops.",
