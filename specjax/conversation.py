@@ -60,7 +60,7 @@ class Conversation:
     try:
       for event in stream.stream(
           self._m.target, self._m.drafter, self._state, rule=self._m.rule,
-          run=self._m.run,
+          run=getattr(self._m, "run", None),
       ):
         self._state = event.state
         new = reader.push(event.tokens[0])
