@@ -9,6 +9,7 @@ results.jsonl for everything that was measured, README.md, and index.html with
 pictures. It may be killed; the same command goes on where it was.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -65,7 +66,7 @@ def main(c):
   asked = check(c)
   with jax.set_mesh(words.mesh(c.mesh)):
     c.num_speculative_tokens = max(k for k in asked["k"] if k != "auto")
-    target, drafters, rule, prints = load(c, asked)
+    target, drafters, rule, prints = load(c)
     found, tokens, left_out = texts(c, target)
     settings = {k: v for k, v in c.items() if k not in FREE}
     settings |= dict(
@@ -75,7 +76,7 @@ def main(c):
     if c.synthetic_acceptance == words.OFF:
       settings["synthetic_acceptance"] = None
     command = " ".join(["python", *map(shlex.quote, sys.argv)])
-    about = jsonable(machine.about(command, settings))
+    about = machine.about(command, settings)
     file = pathlib.Path(c.out) / "results.jsonl"
     with journal.open_journal(file, about) as j:
       with shell.bar("bench") as tick:
@@ -83,10 +84,6 @@ def main(c):
   report.write(c.out)
   print((pathlib.Path(c.out) / "README.md").read_text())
   print(f"{c.out}/index.html has the pictures.", file=sys.stderr)
-
-
-def jsonable(about: dict) -> dict:
-  return {k: list(v) if isinstance(v, tuple) else v for k, v in about.items()}
 
 
 def check(c) -> dict:
@@ -126,7 +123,7 @@ def check(c) -> dict:
   return dict(k=ks, heat=heats, batch=batches)
 
 
-def load(c, asked):
+def load(c):
   """(the target, drafters by name at the largest K, the rule, prints)."""
   first = ConfigDict(dict(c) | dict(drafter=c.drafter[0]))
   m = words.models(first)
@@ -194,7 +191,8 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
       continue
     law = dict(temperature=heat)
     if batch not in plain:
-      plain[batch] = baseline(j, target, batch, groups[0])
+      marks = {k: x for k, x in key.items() if k == "synthetic_acceptance"}
+      plain[batch] = baseline(j, target, batch, groups[0], marks)
     base = plain[batch]
     drafter = drafters[name]
     if k == "auto":
@@ -207,7 +205,7 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
       if c.costs and heat == asked["heat"][0]:
         cost(j, key, target, drafter, rule, groups[0], asked["heat"], base)
     sides = (
-        Side(target.module, drafters[name] if k == "auto" else drafter, runner),
+        Side(target.module, drafter, runner),
         Side(target.module, base, bound(target.module, base, rule)),
     )
     # One shape for all prompts, since each has its own programs and costs.
@@ -229,9 +227,7 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
 
 
 def bound(target, drafter, rule):
-  return lambda state, **options: engine.generate(
-      target, drafter, state, rule=rule, **options
-  )
+  return functools.partial(engine.generate, target, drafter, rule=rule)
 
 
 def peer(c, asked, j, target, drafters, found, tokens):
@@ -306,13 +302,13 @@ def published_folder(c, flag, module, folder) -> pathlib.Path:
   return place
 
 
-def baseline(j, target, batch, group):
+def baseline(j, target, batch, group, marks):
   """Without drafts, the window that was the faster when it was first asked."""
   found = j.first(kind="baseline", batch=batch)
   if found is None:
     drafter, ratio = costs.baseline(target.module, group.tokens)
     found = j.add(kind="baseline", batch=batch, window=drafter.K + 1,
-                  two_over_one=ratio)
+                  two_over_one=ratio, **marks)
   return Nothing(found["window"])
 
 

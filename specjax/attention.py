@@ -29,9 +29,9 @@ def attend(
 
   q [B T H D] at positions pos [B T], kv [B K S D] already holding the window
   -> [B T H D]. Reads a static prefix of the slots chosen by the longest row,
-  so that a round costs by length, not by capacity. Slots that a query does
-  not see may hold any keys and any finite values (`cache.sound`). `bias`,
-  added to the scores, broadcasts to [B K T H/K S].
+  or the blocks that are seen, so that a round costs by length, not capacity.
+  Slots that a query does not see may hold any keys and any finite values
+  (`cache.sound`). `bias`, added to the scores, broadcasts to [B K T H/K S].
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
   B, T = pos.shape

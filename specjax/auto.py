@@ -127,9 +127,9 @@ def rest(
         features=put(now.last.features, gathered.features),
         count=gathered.count + info.emitted,
     )
-    return now, gathered, engine.add(tally, engine.widened(info, W - 1))
+    return now, gathered, engine.add(tally, info)
 
-  begun = (state, state.last, engine.empty_tally(state, W - 1))
+  begun = (state, state.last, engine.empty_tally(state))
   now, gathered, tally = jax.lax.while_loop(going, body, begun)
   last = engine.choose(gathered.count > 0, gathered, state.last)
   return now._replace(last=last), tally
@@ -207,7 +207,7 @@ class Auto:
     B = state.rows.length.shape[0]
     seconds, window = self.costs(state)
     idle = B - 1 if idle is None else min(idle, B - 1)
-    total = jax.device_get(engine.empty_tally(state, self.most))
+    total = jax.device_get(engine.empty_tally(state))
     finish, lengths = jax.device_get((state.rows.finish, state.rows.length))
     self._welcome(lengths)
     while (finish != RUNNING).sum() <= idle and total.steps < rounds:
@@ -219,7 +219,7 @@ class Auto:
           (tally, state.rows.finish, state.rows.length)
       )
       self._learn(K, tally, seconds, running)
-      total = jax.tree.map(np.add, total, _wide(tally, self.most))
+      total = jax.tree.map(np.add, total, tally)
     return state, total
 
   def choose(self, seconds: dict[int, float], running) -> int:
@@ -287,7 +287,7 @@ class Auto:
     # A round whose drafts did not all pass has one that failed, or that was
     # not made: to a width that is no difference.
     passed = info.passed.sum(1)
-    judged = passed + info.rounds - info.passed[:, -1]
+    judged = passed + info.rounds - info.passed[:, K - 1]
     self._seen = learn(self._seen, passed, judged, info.rounds)
     self._every = learn(
         self._every, passed.sum(), judged.sum(), info.rounds.max(), LONG
@@ -311,13 +311,3 @@ def _awake(state: State, most: int) -> State:
   )
   last = state.last._replace(start=length - state.last.count)
   return state._replace(rows=rows, last=last)
-
-
-def _wide(tally: Tally, K: int) -> Tally:
-  """Its positions filled up to K, with zeros."""
-  by_position = ("reached", "passed", "overlap")
-  fill = lambda x: np.pad(x, ((0, 0), (0, K - x.shape[1])))
-  info = tally.info._replace(
-      **{name: fill(getattr(tally.info, name)) for name in by_position}
-  )
-  return Tally(info, tally.steps)

@@ -249,9 +249,10 @@ def commit(state: State, draft: Draft, scores: Scores, tokens, count):
   Info). Stops are resolved before anything is counted."""
   rows = state.rows
   kept, finish, stop = cut(rows, tokens, count, scores.finite)
-  info = _info(rows, draft, scores, count, kept, finish)
   # A state may be wider than a round's K, if that changes from time to time.
-  fill = lambda x: _fill(x, state.last.tokens.shape[1])
+  W = state.last.tokens.shape[1]
+  info = _info(rows, draft, scores, count, kept, finish, W - 1)
+  fill = lambda x: _fill(x, W)
   new = Commit(fill(tokens), fill(scores.features), kept, rows.length)
   last = choose(kept > 0, new, state.last)
   changes = dict(
@@ -283,7 +284,7 @@ def _record(rows, scores, tokens):
   )
 
 
-def _info(rows, draft, scores, count, kept, finish):
+def _info(rows, draft, scores, count, kept, finish, most):
   K = draft.tokens.shape[1]
   running = (rows.finish == RUNNING).astype(jnp.int32)
   accepted = (count - 1) * running
@@ -293,6 +294,7 @@ def _info(rows, draft, scores, count, kept, finish):
   p = jnp.exp(scores.logp)
   q = jax.vmap(lambda d, p: laws(d, p)[0])(draft, p)
   overlap = jnp.sum(jnp.minimum(p, q), -1)[:, :K]
+  fill = lambda x: _fill(x, most)
   return Info(
       rounds=running,
       drafted=draft.count,
@@ -300,9 +302,9 @@ def _info(rows, draft, scores, count, kept, finish):
       emitted=kept,
       bonus=(accepted == draft.count) * running,
       dropped=jnp.where(finish == NONFINITE, 0, count - kept) * running,
-      reached=reached.astype(jnp.int32),
-      passed=(real & (index < accepted[:, None])).astype(jnp.int32),
-      overlap=jnp.where(reached, overlap, 0.0),
+      reached=fill(reached.astype(jnp.int32)),
+      passed=fill((real & (index < accepted[:, None])).astype(jnp.int32)),
+      overlap=fill(jnp.where(reached, overlap, 0.0)),
   )
 
 
@@ -313,19 +315,19 @@ def step(target, drafter, state: State, *, rule=rules.token, mask=None):
   """
   draft, state = propose(target, drafter, state)
   widths = getattr(drafter, "widths", (drafter.K,))
-  judge = lambda K: lambda state, draft: _judged(
-      target, drafter.taps, state, _first(draft, K), rule, mask, drafter.K
+  judge = lambda state, draft: _judged(
+      target, drafter.taps, state, draft, rule, mask
   )
   # One row alone: several would round by what the others draft, and seldom
   # have all nothing to say.
   if len(widths) == 1 or draft.count.shape[0] > 1:
-    return judge(drafter.K)(state, draft)
+    return judge(state, draft)
   longest = draft.count[0]  # known before any draft that it cuts is drawn
   index = sum((longest > K).astype(jnp.int32) for K in widths[:-1])
-  carry = state, empty_tally(state, drafter.K).info
+  carry = state, empty_tally(state).info
   for i, K in enumerate(widths):
     # A loop of one turn or none: a switch would copy the caches.
-    turn = lambda _, carry: judge(K)(carry[0], draft)  # noqa: B023
+    turn = lambda _, carry: judge(carry[0], _first(draft, K))  # noqa: B023
     carry = jax.lax.fori_loop(0, (index == i).astype(jnp.int32), turn, carry)
   return carry
 
@@ -335,8 +337,8 @@ def _first(draft: Draft, K: int) -> Draft:
   return Draft(draft.tokens[:, :K], logits, draft.count)
 
 
-def _judged(target, taps, state, draft, rule, mask, most):
-  """The round of a draft that is there; `most` positions are told of."""
+def _judged(target, taps, state, draft, rule, mask):
+  """The round of a draft that is there."""
   keys = round_keys(state.rows, JUDGE)
   scores, state = verify(target, taps, state, draft, mask)
   # No law, no draft: what was drawn before tells whether a row is finite, so
@@ -352,21 +354,12 @@ def _judged(target, taps, state, draft, rule, mask, most):
   logp = jnp.where(scores.finite[..., None], scores.logp, even)
   scores = scores._replace(logp=logp)
   tokens, count = jax.vmap(rule)(keys, draft, scores.logp)
-  state, info = commit(state, draft, scores, tokens, count)
-  return state, widened(info, most)
+  return commit(state, draft, scores, tokens, count)
 
 
-def widened(info: Info, K: int) -> Info:
-  """The same, told of K positions."""
-  fill = lambda x: _fill(x, K)
-  return info._replace(
-      reached=fill(info.reached), passed=fill(info.passed),
-      overlap=fill(info.overlap),
-  )
-
-
-def empty_tally(state: State, K: int) -> Tally:
-  """A Tally of zeros for the rows of this state."""
+def empty_tally(state: State) -> Tally:
+  """A Tally of zeros for the rows and the K of this state."""
+  K = state.last.tokens.shape[1] - 1
   zero = jnp.zeros_like(state.rows.length)
   wide = jnp.broadcast_to(zero[:, None], (zero.shape[0], K))
   one = [zero] * 6 + [wide, wide, wide.astype(jnp.float32)]
@@ -405,5 +398,5 @@ def generate(
     state, info = step(target, drafter, carry[0], rule=rule, mask=mask)
     return state, add(carry[1], info)
 
-  start = (state, empty_tally(state, drafter.K))
+  start = (state, empty_tally(state))
   return jax.lax.while_loop(going, body, start)

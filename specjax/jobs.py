@@ -112,6 +112,15 @@ def _encode(record: dict) -> bytes:
   return text + b"\n"
 
 
+def lock(file: BinaryIO, taken: str) -> None:
+  """Keeps others from a file while it is open; ValueError(`taken`) when
+  another process does so already."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    raise ValueError(taken) from None
+
+
 @contextlib.contextmanager
 def _opened(
     output: pathlib.Path, header: dict
@@ -125,13 +134,10 @@ def _opened(
   if not output.parent.is_dir():
     raise ValueError(f"{output}: its folder does not exist; create it first.")
   with open(output, "a+b") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(
-          f"{output}: another process is writing it; wait for that, or choose"
-          " another output."
-      ) from None
+    lock(
+        file, f"{output}: another process is writing it; wait for that, or"
+        " choose another output.",
+    )
     beside = output.with_name(output.name + ".job")
     if file.seek(0, os.SEEK_END):
       _same_job(output, beside, header)

@@ -57,11 +57,10 @@ def serve(
   """Answers requests as rows finish, refilling a batch of `batch` rows.
 
   `longest` bounds the tokens of a request (`survey`). A row's text depends on
-  its request alone, not on its place or its neighbours (with a `run` of its own
-  way perhaps on these, its law does not). Yields a list, empty
-  at times, every few rounds, so that the caller can look at the clock. `run`,
-  such as an `auto.Auto` of this pair, makes rounds in its own way; `marks` are
-  put into every answer.
+  its request alone, not on its place or its neighbours; but `run`, such as an
+  `auto.Auto` of this pair, makes rounds in a way of its own and may look at
+  them. Yields a list, empty at times, every few rounds, so that the caller can
+  look at the clock. `marks` are put into every answer.
   """
   meter = Meter() if meter is None else meter
   if run is None:

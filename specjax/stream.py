@@ -42,7 +42,7 @@ def stream(
     raise ValueError("stream: `run` knows no mask; give one of them.")
   # Flattened once: 270 leaves cost 0.4 to 0.9 ms a call as modules.
   leaves, tree = jax.tree.flatten((target, drafter))
-  tally = engine.empty_tally(state, drafter.K)
+  tally = engine.empty_tally(state)
   if run is not None:
     tally = jax.device_get(tally)
   before = np.asarray(state.rows.length)

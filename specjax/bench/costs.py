@@ -144,7 +144,7 @@ def _rounds(target, drafter, state, *, rule):
     )
     return now, engine.add(carry[1], info)
 
-  start = (state, engine.empty_tally(state, drafter.K))
+  start = (state, engine.empty_tally(state))
   return jax.lax.fori_loop(0, LOOP, body, start)[1]
 
 

@@ -1,25 +1,24 @@
 """The file that a bench writes: a line as soon as it is measured, resumable."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 from collections.abc import Iterator
 
+from specjax import jobs
 from specjax.bench import results
 
 # Of a first line, what another day or machine may have otherwise.
-FREE = {"kind", "command", "date", "out"}
+FREE = {"kind", "command", "date"}
 
 
 class Journal:
   """Lines that are there, and new ones behind them; see `open_journal`."""
 
-  def __init__(self, path: pathlib.Path, file, lines: list[dict]):
-    self.path, self._file, self.lines = path, file, lines
-    kinds = ("baseline", "cost", "turn", "peer")
-    self._done = {self._key(x) for x in lines if x.get("kind") in kinds}
+  def __init__(self, file, lines: list[dict]):
+    self._file, self.lines = file, lines
+    self._by_key = {self._key(x): x for x in lines}
 
   @staticmethod
   def _key(line: dict) -> str:
@@ -29,12 +28,11 @@ class Journal:
 
   def first(self, **line) -> dict | None:
     """The line with these names, if it is there."""
-    key = self._key(line)
-    return next((x for x in self.lines if self._key(x) == key), None)
+    return self._by_key.get(self._key(line))
 
   def has(self, **line) -> bool:
     """Whether a measurement with these names is there."""
-    return self._key(line) in self._done
+    return self.first(**line) is not None
 
   def add(self, **line) -> dict:
     """Writes a line, on disk when this returns."""
@@ -42,7 +40,7 @@ class Journal:
     self._file.flush()
     os.fsync(self._file.fileno())
     self.lines.append(line)
-    self._done.add(self._key(line))
+    self._by_key[self._key(line)] = line
     return line
 
 
@@ -56,17 +54,12 @@ def open_journal(path: str | pathlib.Path, about: dict) -> Iterator[Journal]:
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "a+b") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-      raise ValueError(
-          f"{path}: another run is writing it; give another --out."
-      ) from None
+    jobs.lock(file, f"{path}: another run is writing it; give another --out.")
     _cut(file)  # first: what a kill left may be a whole line but for its end
     lines = list(results.read(path))
     if lines:
       _same(path, lines[0], about)
-    journal = Journal(path, file, lines)
+    journal = Journal(file, lines)
     if not lines:
       journal.add(**about)
     yield journal
@@ -83,6 +76,7 @@ def _cut(file) -> None:
 
 
 def _same(path, found: dict, about: dict) -> None:
+  about = json.loads(json.dumps(about))  # as it would be read back
   for name in sorted({*found, *about} - FREE):
     if found.get(name) != about.get(name):
       raise ValueError(

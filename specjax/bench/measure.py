@@ -125,7 +125,8 @@ def race(
         continue
       parts = [None, None]
       for j in (0, 1) if (i + n) % 2 else (1, 0):
-        parts[j], _ = once(sides[j], group, task, i)
+        # Seeds of its own: rows of one seed share noise at equal lengths.
+        parts[j], _ = once(sides[j], group, task, i * len(found) + n)
       yield "turn", dict(
           group=n, turn=i, prompts=group.ids, categories=group.categories,
           drafts=parts[0], plain=parts[1],

@@ -2,38 +2,21 @@
 
 import importlib
 import json
-import pathlib
 
 import pytest
 from ml_collections import ConfigDict
 
 from specjax.bench import costs
-from specjax.checkpoint import safetensors
-from specjax.testing import pair
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def beside(monkeypatch):
-  monkeypatch.syspath_prepend(str(ROOT / "launch"))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("pair")
-  for seed, name in enumerate(("target", "drafter")):
-    model = pair.decoder(4096, seed=seed, boost=1.0, tied=True)
-    safetensors.save(model, folder / f"{name}.safetensors")
-  prompts = folder / "p.jsonl"
+def files(files, tmp_path_factory):
+  prompts = tmp_path_factory.mktemp("prompts") / "p.jsonl"
   prompts.write_text(
       '{"prompt": "def", "category": "a"}\n{"prompt": "class A", "category":'
       ' "b"}\n'
   )
-  return dict(
-      target=str(folder / "target.safetensors"), prompts=str(prompts),
-      drafter_model=str(folder / "drafter.safetensors"),
-  )
+  return files | dict(prompts=str(prompts))
 
 
 def settings(**changes):
@@ -84,7 +67,9 @@ def test_a_run_goes_on_where_it_was_and_is_reported(
   kinds = [x["kind"] for x in lines]
   assert kinds[0] == "about" and kinds.count("turn") == 2 * 2 * 2
   assert kinds.count("cost") == 2  # of the fixed K of either drafter
-  assert {x["run"]["k"] for x in lines[1:]} == {2, "auto"}
+  assert kinds.count("baseline") == 1  # of the one batch, for all runs
+  runs = [x["run"] for x in lines[1:] if x["kind"] != "baseline"]
+  assert {x["k"] for x in runs} == {2, "auto"}
   page = (tmp_path / "out/README.md").read_text()
   assert page in capsys.readouterr().out
   assert "| ngram | 2 | 1 | 1 |" in page

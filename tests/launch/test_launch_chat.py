@@ -3,20 +3,12 @@
 import importlib
 import io
 import os
-import pathlib
 import signal
 
 import pytest
 from ml_collections import ConfigDict
 
 pytest.importorskip("jinja2")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def beside(monkeypatch):
-  """Scripts find each other in their own folder."""
-  monkeypatch.syspath_prepend(str(ROOT / "launch"))
 
 
 def script():
