@@ -187,8 +187,6 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
     if c.synthetic_acceptance != words.OFF:
       key["synthetic_acceptance"] = c.synthetic_acceptance
     has = lambda g, t: j.has(kind="turn", run=key, group=g, turn=t)  # noqa: B023
-    if all(has(g, t) for g in range(len(groups)) for t in range(c.repeats)):
-      continue
     law = dict(temperature=heat)
     if batch not in plain:
       marks = {k: x for k, x in key.items() if k == "synthetic_acceptance"}
@@ -204,6 +202,8 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
       runner = bound(target.module, drafter, rule)
       if c.costs and heat == asked["heat"][0]:
         cost(j, key, target, drafter, rule, groups[0], asked["heat"], base)
+    if all(has(g, t) for g in range(len(groups)) for t in range(c.repeats)):
+      continue
     sides = (
         Side(target.module, drafter, runner),
         Side(target.module, base, bound(target.module, base, rule)),

@@ -104,18 +104,18 @@ def rest(
     return (done <= idle) & (tally.steps < rounds)
 
   def fed(_, carry):
-    now, gathered = carry
-    dstate = drafter.ingest(target, now.draft, gathered)
-    none = gathered._replace(
-        count=jnp.zeros_like(gathered.count), start=now.rows.length
-    )
-    return now._replace(draft=dstate), none
+    dstate, gathered = carry
+    start = gathered.start + gathered.count
+    none = jnp.zeros_like(gathered.count)
+    dstate = drafter.ingest(target, dstate, gathered)
+    return dstate, gathered._replace(count=none, start=start)
 
   def body(carry):
     now, gathered, tally = carry
     # A loop of one turn or none: a branch would copy the drafter's cache.
     full = jnp.any(gathered.count == W).astype(jnp.int32)
-    now, gathered = jax.lax.fori_loop(0, full, fed, (now, gathered))
+    dstate, gathered = jax.lax.fori_loop(0, full, fed, (now.draft, gathered))
+    now = now._replace(draft=dstate)
     now, info = engine.step(target, silent, now, rule=rule)
     here = jnp.arange(W) == gathered.count[:, None]
     here &= info.emitted[:, None] > 0
