@@ -337,11 +337,11 @@ def _single(numbers: dict, title: str) -> tuple[Figure, Axes]:
   mark = _mark(numbers)
   figure.suptitle(title + (f"\n{mark}" if mark else ""), fontsize=12)
   axes = figure.subplots()
-  _dress(axes)
+  dress(axes)
   return figure, axes
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
   axes.spines[["top", "right"]].set_visible(False)
   axes.grid(color="#e3e7ea", linewidth=0.8)
   axes.set_axisbelow(True)
@@ -365,7 +365,7 @@ def _panels(
   )
   for t, axes in zip(found, panels):
     axes.set_title(f"temperature {t:g}", fontsize=10)
-    _dress(axes)
+    dress(axes)
   return figure, dict(zip(found, panels))
 
 
