@@ -23,7 +23,16 @@ import shell
 import words
 from ml_collections import ConfigDict
 
-from specjax import auto, chat, engine, metrics, requests, rules, sampling
+from specjax import (
+    auto,
+    chat,
+    engine,
+    metrics,
+    processes,
+    requests,
+    rules,
+    sampling,
+)
 from specjax.bench import (
     costs,
     journal,
@@ -37,7 +46,7 @@ from specjax.bench.measure import Side, Task
 from specjax.checkpoint import published
 from specjax.drafters.nothing import Nothing
 
-FLAGS = words.FLAGS | words.SYNTHETIC | dict(
+FLAGS = words.FLAGS | words.SYNTHETIC | words.PODS | dict(
     drafter=(("autoregressive",), "autoregressive or ngram; repeat for both."),
     k=(("2", "4"), "Drafts a round, or auto; repeat for several."),
     temperatures=(("0", "1"), "Repeat for several."),
@@ -59,12 +68,12 @@ FLAGS = words.FLAGS | words.SYNTHETIC | dict(
     peer_python=("", "The Python that has torch and transformers."),
     out=("bench-results", "The folder of the results."),
 )
-FREE = ("out", "peer_python")
+FREE = ("out", "peer_python", *words.PODS)
 
 
 def main(c):
   asked = check(c)
-  with jax.set_mesh(words.mesh(c.mesh)):
+  with jax.set_mesh(words.mesh(c.mesh, c.drafter_shards)):
     c.num_speculative_tokens = max(k for k in asked["k"] if k != "auto")
     target, drafters, rule, prints = load(c)
     found, tokens, left_out = texts(c, target)
@@ -81,6 +90,8 @@ def main(c):
     with journal.open_journal(file, about) as j:
       with shell.bar("bench") as tick:
         run(c, asked, j, target, drafters, rule, found, tokens, tick)
+  if not processes.leads():
+    return
   report.write(c.out)
   print((pathlib.Path(c.out) / "README.md").read_text())
   print(f"{c.out}/index.html has the pictures.", file=sys.stderr)
@@ -103,7 +114,7 @@ def check(c) -> dict:
     raise ValueError("--repeats and --new_tokens must be at least 1.")
   if c.each < 0:
     raise ValueError(f"--each={c.each}: give 0 for all, or how many.")
-  shards = words.mesh(c.mesh).shape["data"]
+  shards = words.mesh(c.mesh, c.drafter_shards).shape["data"]
   for batch in batches:
     if batch % shards:
       raise ValueError(
@@ -112,6 +123,8 @@ def check(c) -> dict:
       )
   if c.peer and shards > 1:
     raise ValueError("--peer reads one prompt at a time; give --mesh=1x1.")
+  if c.peer and (c.quantize or c.drafter_quantize):
+    raise ValueError("--peer has no int8 weights; leave --quantize out.")
   if "nothing" in c.drafter:
     raise ValueError("--drafter=nothing is the baseline; name another.")
   for name in c.drafter:

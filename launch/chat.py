@@ -57,7 +57,7 @@ def stoppable():
 
 def main(c):
   options = generate_options(c)
-  with jax.set_mesh(words.mesh(c.mesh)):
+  with jax.set_mesh(words.mesh(c.mesh, c.drafter_shards)):
     talk = Conversation(
         words.models(c), system=c.system, new=c.max_new_tokens,
         room=c.max_tokens, seed=c.seed, sampling=options.sampling,

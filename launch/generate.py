@@ -19,11 +19,20 @@ import jax
 import shell
 import words
 
-from specjax import chat, jobs, metrics, requests, serve, states, stream
+from specjax import (
+    chat,
+    jobs,
+    metrics,
+    processes,
+    requests,
+    serve,
+    states,
+    stream,
+)
 from specjax.drafters.nothing import Nothing
 from specjax.types import REASONS, STOP
 
-FLAGS = words.FLAGS | words.SYNTHETIC | dict(
+FLAGS = words.FLAGS | words.SYNTHETIC | words.PODS | dict(
     prompt=("", "The text to go on from."),
     chat=(False, "A prompt is a user's turn, by the target's template."),
     input=("", "A JSONL file of prompts, for a batch job."),
@@ -52,7 +61,7 @@ COMPILING = "compiling, most of which a later start finds done ..."
 NOT_REAL = "synthetic acceptance: not real output"
 # What a job's text does not depend on may differ when it goes on.
 FREE = ("prompt", "input", "output", "compare", "stats", "batch", "mesh",
-        "samples", "target", "drafter_model")
+        "samples", "target", "drafter_model", "drafter_shards", *words.PODS)
 
 
 def main(c):
@@ -64,7 +73,7 @@ def main(c):
     raise ValueError("--samples is for --prompt; repeat lines of --input.")
   if not 1 <= c.samples <= 4096 or not 1 <= c.batch <= 4096:
     raise ValueError("--samples and --batch must lie in 1..4096.")
-  with jax.set_mesh(words.mesh(c.mesh)):
+  with jax.set_mesh(words.mesh(c.mesh, c.drafter_shards)):
     m = words.models(c)
     if c.chat:  # a turn may end by a token that the tokenizer does not name
       m.tokenizer.eos = chat.ends(m.tokenizer)
@@ -178,7 +187,7 @@ def begin(c, m, options, r, drafter):
 def tell(c, m, parts, event):
   """What streaming has not shown: a text's end, samples, log-probs."""
   outputs = states.outputs_of(event.state)
-  kept = jax.device_get(event.state.rows.logprobs)
+  kept = processes.fetch(event.state.rows.logprobs)
   begins = event.state.rows.prompt
   for i, pieces in enumerate(parts):
     if c.samples > 1:

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from rich import console, progress, table
 
 from specjax.jobs import Stopped
+from specjax.processes import leads
 
 screen = console.Console(stderr=True)  # stdout is for text alone
 
@@ -28,6 +29,8 @@ def define(names: dict[str, tuple]) -> None:
       tuple: flags.DEFINE_multi_string,
   }
   for name, (default, text) in names.items():
+    if isinstance(default, dict):
+      continue  # only a config can say it
     shown = "none" if default in ("", ()) else default
     shown = " ".join(shown) if isinstance(shown, tuple) else shown
     # Named as the script's own flags, so that --help lists them.
@@ -52,15 +55,16 @@ def settings(
       )
     kind = type(c[name])
     value = tuple(value) if isinstance(value, list) else value
+    value = value.to_dict() if isinstance(value, ConfigDict) else value
     if kind is str and type(value) is int:
       value = str(value)  # what may be a number or a word
     if kind is float and type(value) is int:
       value = float(value)
     if type(value) is not kind:
-      raise ValueError(
-          f"--config: {name} = {value!r} is no {kind.__name__}, as"
-          f" {c[name]!r} is."
-      )
+      right = f"no {kind.__name__}, as {c[name]!r} is"
+      if kind is dict:
+        right = "not in fields; a config's variant x.py:shapes has them"
+      raise ValueError(f"--config: {name} = {value!r} is {right}.")
     c[name] = value
   for name, value in given.items():
     if value is not None:
@@ -87,7 +91,10 @@ def run(
   def alone(argv):
     if argv[1:]:
       raise ValueError(f"{argv[1]!r} is no flag; see --help.")
-    main(settings(names, file.value or ConfigDict(), _given(names)))
+    c = settings(names, file.value or ConfigDict(), _given(names))
+    if c.get("multihost"):
+      join(c.coordinator, c.processes, c.process)
+    main(c)
 
   cache = os.environ.get("SPECJAX_CACHE", "~/.cache/specjax")
   jax.config.update("jax_compilation_cache_dir", os.path.expanduser(cache))
@@ -100,6 +107,10 @@ def run(
     _leave(str(ended), 130)
   except KeyboardInterrupt:
     _leave("interrupted.", 130)
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() == 1:
+      raise
+    lost(error)
   except BrokenPipeError:  # the reader of our text has left
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
@@ -107,6 +118,37 @@ def run(
     if os.environ.get("SPECJAX_DEBUG") or not _mistake(error):
       raise
     _leave(with_flags(str(error), _given(names)), 1)
+
+
+def join(coordinator: str, processes: int, process: int) -> None:
+  """Joins the other processes of --multihost; only the first one's stdout is
+  kept. Raises ValueError when they do not find each other."""
+  asked = {}
+  if coordinator:
+    asked = dict(
+        coordinator_address=coordinator, num_processes=processes,
+        process_id=process,
+    )
+  try:
+    jax.distributed.initialize(**asked)
+  except (ValueError, RuntimeError) as error:
+    said = " ".join(str(error).split()).rstrip(".")
+    raise ValueError(
+        f"--multihost: the processes do not find each other ({said}); give each"
+        " --coordinator=host:port, --processes and its own --process."
+    ) from None
+  if not leads():
+    sys.stdout = open(os.devnull, "w")
+
+
+def lost(error: Exception) -> None:
+  """Ends this process when another one is gone: nobody waits for it."""
+  said = " ".join(str(error).split())[:200]
+  say(
+      f"another process has ended, or cannot be reached ({said}); start all of"
+      " them again, which goes on from what is written."
+  )
+  os._exit(1)
 
 
 def help_ends_well() -> None:
@@ -126,7 +168,8 @@ def _help(parse: Callable, word) -> None:
 
 def _given(names) -> dict:
   """The flags that stand on the command line; the others are None."""
-  return {name: flags.FLAGS[name].value for name in names}
+  known = flags.FLAGS
+  return {name: known[name].value for name in names if name in known}
 
 
 def _look_for_config(words: list[str]) -> None:
@@ -197,6 +240,9 @@ def _leave(sentence: str, code: int) -> None:
 @contextlib.contextmanager
 def bar(label: str) -> Iterator[Callable[[int, int], None]]:
   """A `tick(done, total)`: a bar on a terminal, else a line now and then."""
+  if not leads():
+    yield lambda done, total: None
+    return
   if screen.is_terminal:
     columns = (
         progress.TextColumn(label), progress.BarColumn(),
@@ -220,6 +266,8 @@ def bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 def report(title: str, columns: dict[str, dict[str, str]]) -> None:
   """Prints name -> {measure: value} side by side."""
+  if not leads():
+    return
   out = table.Table(title=title)
   out.add_column("")
   for name in columns:

@@ -15,21 +15,34 @@ import sys
 
 import jax
 import shell
+import words
 from absl import app, flags, logging
 from flax import nnx
 from ml_collections import config_flags
 
+from specjax import processes
 from specjax.checkpoint import safetensors
 from specjax.models.decoder import Config, Decoder
 from specjax.train import answers, corpus, loop, losses
 
 _CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept.")
+_MESH = flags.DEFINE_string(
+    "mesh", "1x1", "Data x model shards, or data x fsdp x model. [1x1]"
+)
 flags.mark_flags_as_required(["config", "workdir"])
+shell.define(words.PODS)
 
 
 def main(argv):
   del argv
+  if flags.FLAGS.multihost:
+    shell.join(*(flags.FLAGS[n].value for n in list(words.PODS)[1:]))
+  with jax.set_mesh(words.mesh(_MESH.value, fsdp=True)):
+    stages()
+
+
+def stages():
   c, work = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   work.mkdir(parents=True, exist_ok=True)
   plan = answers.Plan(**c.drafter.answers.to_dict(), seed=c.seed)
@@ -40,7 +53,7 @@ def main(argv):
         f"drafter.answers: prompt + new = {plan.prompt + plan.new} tokens; it"
         f" must be one more than drafter.tuned.length = {tuning.length}."
     )
-  train, heldout = (corpus.cached(s, work) for s in corpus.SPLITS)
+  train, heldout = corpora(work)
 
   def stage(name, recipe, model, loss, tokens, *others):
     return loop.run(
@@ -73,8 +86,18 @@ def main(argv):
       "drafter_heldout_loss": score(losses.next_token, drafter),
       **score(losses.overlap, drafter, target),
   }
-  (work / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+  if processes.leads():
+    (work / "result.json").write_text(json.dumps(result, indent=2) + "\n")
   logging.info("%s", result)
+
+
+def corpora(work):
+  """The tokens of the splits; the first process makes their files."""
+  if processes.leads():
+    for split in corpus.SPLITS:
+      corpus.cached(split, work)
+  processes.agreed(0)  # the others wait here
+  return [corpus.cached(split, work) for split in corpus.SPLITS]
 
 
 if __name__ == "__main__":
@@ -86,5 +109,9 @@ if __name__ == "__main__":
   shell.help_ends_well()
   try:
     app.run(main)
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() == 1:
+      raise
+    shell.lost(error)
   except (loop.Stopped, FloatingPointError, ValueError) as ended:
     sys.exit(str(ended))

@@ -1,5 +1,6 @@
 """The one table of command-line words, and what stands behind each."""
 
+import contextlib
 import importlib.resources
 import pathlib
 import re
@@ -18,6 +19,8 @@ from specjax.checkpoint import safetensors
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
 from specjax.drafters.nothing import Nothing
+from specjax.models import int8
+from specjax.models.narrow import Narrow
 from specjax.models.translated import Translated
 from specjax.rules.lossy_synthetic import lossy_synthetic
 from specjax.states import check_pair
@@ -40,8 +43,32 @@ FLAGS = dict(
     prompt_lookup_max=(3, "ngram: most tokens that are compared."),
     rule=("token", "Acceptance rule: token or block."),
     dtype=("float32", "float32 or bfloat16."),
+    quantize=(
+        "", "int8: the target's weights in 8 bits; the text has the law of that"
+        " model.",
+    ),
+    drafter_quantize=(
+        "", "int8: the --drafter_model's weights in 8 bits; the law stays.",
+    ),
     mesh=("1x1", "Data x model shards."),
+    drafter_shards=(
+        0, "Model shards of the drafter model: 1 repeats it on every device,"
+        " 0 is as many as the target's.",
+    ),
     seed=(0, "Sample, line or turn i has this seed plus i."),
+)
+# Of scripts that several processes may run together.
+PODS = dict(
+    multihost=(
+        False, "This is one of several processes, each with devices of its"
+        " own, in all of which the same command runs; the first one writes.",
+    ),
+    coordinator=(
+        "", "host:port of the first process, where nothing else says it (on a"
+        " TPU pod it is known, and so are the next two).",
+    ),
+    processes=(0, "How many processes there are."),
+    process=(-1, "Which of them this is, from 0."),
 )
 OFF = -1.0
 # Of scripts whose output need not be text that anybody reads.
@@ -52,6 +79,7 @@ SYNTHETIC = dict(
     ),
 )
 RULES = {"token": rules.token, "block": rules.block}
+QUANTISED = {"int8": int8.quantised}
 # Each makes (a drafter, prints of its files) from settings and the target.
 DRAFTERS = {
     "autoregressive": lambda c, target: autoregressive(c, target),
@@ -80,14 +108,22 @@ def look(flag: str, word: str, table: dict):
   return table[word]
 
 
-def mesh(word: str):
-  """"2x1" -> a mesh of 2 data shards and 1 model shard."""
-  match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", word)
-  if not match:
+def mesh(word: str, narrow: int = 0, fsdp: bool = False):
+  """"2x1" -> a mesh of 2 data shards and 1 model shard.
+
+  `narrow` as --drafter_shards. With `fsdp` there may be three numbers: data,
+  fsdp and model shards.
+  """
+  found = re.fullmatch(r"(\d{1,6})x(\d{1,6})(?:x(\d{1,6}))?", word)
+  if not found or found[3] and not fsdp:
+    more = ", or data x fsdp x model" if fsdp else ""
     raise ValueError(
-        f"--mesh={word}: give data x model shards, such as 1x1 or 2x4."
+        f"--mesh={word}: give data x model shards, such as 1x1 or 2x4{more}."
     )
-  return sharding.mesh(int(match[1]), int(match[2]))
+  data, *middle, model = (int(n) for n in found.groups() if n)
+  return sharding.mesh(
+      data, model, fsdp=middle[0] if middle else 1, narrow=narrow or None
+  )
 
 
 def own(word: str, name: str) -> pathlib.Path | None:
@@ -106,6 +142,11 @@ class Model(NamedTuple):
   module: Any
   tokenizer: Any
   digest: Callable[[], str]
+
+
+def quantised(flag: str, word: str) -> Callable:
+  """What --quantize or --drafter_quantize does to a model."""
+  return look(flag, word, QUANTISED) if word else lambda module: module
 
 
 def model(flag: str, word: str, name: str, dtype: str) -> Model:
@@ -149,9 +190,11 @@ def fitting(flag: str, word: str, tokenizer, module):
 
 def autoregressive(c, target: Model):
   """A smaller model that drafts; with another vocabulary only when asked."""
-  found = model("drafter_model", c.drafter_model, "drafter", c.dtype)
+  narrow = sharding.narrowed if c.drafter_shards else contextlib.nullcontext
+  with narrow():
+    found = model("drafter_model", c.drafter_model, "drafter", c.dtype)
   (K, _), prints = drafts(c), {"drafter_model": found.digest}
-  drafter = found.module
+  drafter = quantised("drafter_quantize", c.drafter_quantize)(found.module)
   ours, theirs = (m.tokenizer.token_bytes() for m in (target, found))
   if ours != theirs and not c.cross_vocabulary:
     raise ValueError(
@@ -159,6 +202,8 @@ def autoregressive(c, target: Model):
         f" --target={c.target}; choose one that shares it, --drafter=ngram"
         " which needs none, or --cross_vocabulary to draft what both can say."
     )
+  if c.drafter_shards:
+    drafter = Narrow(drafter)
   if c.cross_vocabulary:
     tables = vocabularies.compare(
         target.tokenizer, found.tokenizer, target.module.vocab, drafter.vocab
@@ -171,6 +216,8 @@ def models(c) -> Models:
   """Everything that the settings name, loaded and checked to fit."""
   if c.dtype not in ("float32", "bfloat16"):
     raise ValueError(f"--dtype={c.dtype}: choose float32 or bfloat16.")
+  for flag in ("quantize", "drafter_quantize"):
+    quantised(flag, c[flag])
   _, by_itself = drafts(c)
   rule = look("rule", c.rule, RULES)
   if c.get("synthetic_acceptance", OFF) != OFF:
@@ -181,6 +228,7 @@ def models(c) -> Models:
     rule = lossy_synthetic(c.synthetic_acceptance)
   look("drafter", c.drafter, DRAFTERS)  # before a large target is read
   target = model("target", c.target, "target", c.dtype)
+  quantised("quantize", c.quantize)(target.module)
   found, prints = drafter(c, target)
   prints = {"target": target.digest} | prints
   run = None

@@ -8,6 +8,7 @@ from specjax.types import KV
 
 SHORTEST = 128  # slots of the smallest static prefix that `attend` reads
 COPIED = 4  # a CPU copies a long prefix: worth it for a quarter of the slots
+CUT = 2  # what a sliding window sees is copied, by any device
 BLOCK = 256  # slots that a CPU reads at once
 SEVERAL = 4  # queries of all rows that repay reading by blocks
 
@@ -29,13 +30,19 @@ def attend(
 
   q [B T H D] at positions pos [B T], kv [B K S D] already holding the window
   -> [B T H D]. Reads a static prefix of the slots chosen by the longest row,
-  or the blocks that are seen, so that a round costs by length, not capacity.
+  or the blocks that are seen, so that a round costs by length, not capacity;
+  with a window that is short beside them, only what a row may see.
   Slots that a query does not see may hold any keys and any finite values
   (`cache.sound`). `bias`, added to the scores, broadcasts to [B K T H/K S].
   """
   slots, sizes, prefix = kv.k.shape[2], [], SHORTEST
   B, T = pos.shape
   factor = COPIED if alone("cpu") else 1
+  near = -(-(window + T - 1) // SHORTEST) * SHORTEST
+  if window and bias is None and max(CUT, factor) * near <= slots:
+    begin = jnp.clip(jnp.min(pos, 1) + 1 - window, 0, slots - near)
+    kv = jax.tree.map(lambda x: _cut(x, begin, near), kv)
+    return _attend(q, kv, pos - begin[:, None], window, scale, cap, None)
   # Of 2,048 slots a thousand deep, for 30 layers of SmolLM2: 8 queries 12 ms
   # instead of 20, a batch of 8 takes 28 instead of 94; one query 2 ms more.
   if factor > 1 and bias is None and B * T >= SEVERAL and T < slots:
@@ -57,6 +64,12 @@ def attend(
   longest = jnp.max(pos) + 1
   index = sum((longest > n).astype(jnp.int32) for n in sizes[:-1])
   return jax.lax.switch(index, [run(n) for n in sizes], q, kv, pos, bias)
+
+
+def _cut(x, begin, size):
+  """[B K S D] -> the slots begin .. begin + size of each row."""
+  one = lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, size, 1)
+  return jax.vmap(one)(x, begin)
 
 
 def _attend(q, kv, pos, window, scale, cap, bias):
@@ -111,7 +124,7 @@ EXACT = dict(preferred_element_type=jnp.float32, precision="highest")
 
 def _lay(x, *shape):
   names = ("batch", "kv_heads", *[None] * (len(shape) - 2))
-  return x.reshape(shape, out_sharding=spec(*names))
+  return x.reshape(shape, out_sharding=spec(*names, shape=shape))
 
 
 def _apart(x, T):
@@ -130,10 +143,9 @@ def _grouped(q, kv):
   keys on the left, nothing is copied; four times faster on a CPU."""
   B, T, H, D = q.shape
   K = kv.k.shape[1]
-  q = q.reshape(
-      (B, T, K, H // K, D),
-      out_sharding=spec("batch", None, "kv_heads", None, None),
-  )
+  apart = B, T, K, H // K, D
+  names = "batch", None, "kv_heads", None, None
+  q = q.reshape(apart, out_sharding=spec(*names, shape=apart))
   return _flat(jnp.swapaxes(q, 1, 2))
 
 
@@ -153,6 +165,6 @@ def _weighed(weight, v):
 def _ungrouped(out, T, dtype):
   B, K, N, D = out.shape
   out = jnp.swapaxes(_apart(out, T), 1, 2).astype(dtype)
-  return out.reshape(
-      (B, T, K * N // T, D), out_sharding=spec("batch", None, "heads", None)
-  )
+  # By the KV heads, which decide for all whether they can be cut.
+  layout = spec("batch", None, "kv_heads", None, shape=(B, T, K, D))
+  return out.reshape((B, T, K * N // T, D), out_sharding=layout)

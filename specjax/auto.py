@@ -18,7 +18,8 @@ import numpy as np
 from flax import nnx
 
 from specjax import engine, rules, states
-from specjax.types import RUNNING, Draft, State, Tally
+from specjax.processes import agreed, fetch
+from specjax.types import RUNNING, UNUSED, Draft, State, Tally
 
 WIDTHS = (1, 2, 4, 8)  # and 0, which is no drafts
 BURST = 8  # rounds before the host looks up
@@ -95,8 +96,8 @@ def rest(
   The drafter reads that when it next drafts, or when `last` has no more room:
   once in K + 1 tokens.
   """
-  silent = _Silent(drafter.taps, window)
-  W = state.last.tokens.shape[1]
+  silent, W = _Silent(drafter.taps, window), state.last.tokens.shape[1]
+  idle = engine.bearable(state.rows, idle)
 
   def going(carry):
     now, _, tally = carry
@@ -184,7 +185,9 @@ class Auto:
         _, tally = self._burst(own, K, window, B - 1, rounds)
         steps = max(int(tally.steps), 1)
         spent[K, window].append((time.perf_counter() - start) / steps)
-    found = {way: float(np.median(x[1:])) for way, x in spent.items()}
+    # One clock for all processes, which have to choose alike.
+    found = agreed([float(np.median(x[1:])) for x in spent.values()])
+    found = dict(zip(spent, found))
     window = 2 if found[0, 2] < found[0, 1] else 1
     seconds = {0: found[0, window]} | {K: found[K, 1] for K in self.drafters}
     self._costs[state.rows.tokens.shape] = seconds, window
@@ -204,18 +207,20 @@ class Auto:
       self, state: State, *, idle: int | None = None, rounds: int = 2**30
   ) -> tuple[State, Tally]:
     """As `engine.generate`; the Tally is on the host, as wide as the most K."""
-    B = state.rows.length.shape[0]
     seconds, window = self.costs(state)
-    idle = B - 1 if idle is None else min(idle, B - 1)
-    total = jax.device_get(engine.empty_tally(state))
-    finish, lengths = jax.device_get((state.rows.finish, state.rows.length))
+    total = fetch(engine.empty_tally(state))
+    finish, lengths = fetch((state.rows.finish, state.rows.length))
+    most = int(np.sum(finish != UNUSED)) - 1
+    idle = most if idle is None else min(idle, most)
     self._welcome(lengths)
-    while (finish != RUNNING).sum() <= idle and total.steps < rounds:
+    while total.steps < rounds:
       running = finish == RUNNING
+      if most + 1 - running.sum() > idle:
+        break
       K = self.choose(seconds, running)
       burst = min(rounds - int(total.steps), self._length(K))
       state, tally = self._burst(state, K, window, idle, burst)
-      tally, finish, self._lengths = jax.device_get(
+      tally, finish, self._lengths = fetch(
           (tally, state.rows.finish, state.rows.length)
       )
       self._learn(K, tally, seconds, running)

@@ -15,11 +15,9 @@ def empty(batch: int, heads: int, capacity: int, dim: int, dtype) -> KV:
   """One layer's cache of zeros; two arrays, so that it can be donated."""
   # A CPU rewrites a whole bfloat16 cache, widened, to write one slot.
   dtype = "float32" if alone("cpu") else dtype
-  zeros = lambda: jnp.zeros(
-      (batch, heads, capacity, dim),
-      dtype,
-      out_sharding=spec("batch", "kv_heads", None, None),
-  )
+  shape = batch, heads, capacity, dim
+  layout = spec("batch", "kv_heads", None, None, shape=shape)
+  zeros = lambda: jnp.zeros(shape, dtype, out_sharding=layout)
   return KV(zeros(), zeros())
 
 

@@ -23,6 +23,7 @@ from specjax.types import (
     NONFINITE,
     RUNNING,
     STOP,
+    UNUSED,
     Commit,
     Draft,
     Info,
@@ -90,7 +91,7 @@ def anchor(rows: Rows) -> jax.Array:
 def one_hot(tokens: jax.Array, vocab: int) -> jax.Array:
   """[B W] -> int32 [B W V], laid out like logits."""
   hot = tokens[..., None] == jnp.arange(
-      vocab, out_sharding=spec("vocab")
+      vocab, out_sharding=spec("vocab", shape=(vocab,))
   )
   return hot.astype(jnp.int32)
 
@@ -366,6 +367,14 @@ def empty_tally(state: State) -> Tally:
   return Tally(Info(*one), jnp.int32(0))
 
 
+def bearable(rows: Rows, idle: int | None) -> jax.Array:
+  """How many rows may stand still while others run, if `idle` (None: all but
+  one) of those in use may."""
+  most = jnp.int32(rows.length.shape[0] - 1)
+  unused = jnp.sum(rows.finish == UNUSED)
+  return most if idle is None else jnp.minimum(idle + unused, most)
+
+
 def add(tally: Tally, info: Info) -> Tally:
   return Tally(jax.tree.map(jnp.add, tally.info, info), tally.steps + 1)
 
@@ -386,8 +395,7 @@ def generate(
   Leaves early after `rounds` rounds, or when more than `idle` rows have
   finished (to refill them). The state is donated: pass it once.
   """
-  most = state.rows.length.shape[0] - 1
-  idle = most if idle is None else jnp.minimum(idle, most)
+  idle = bearable(state.rows, idle)
 
   def going(carry):
     state, tally = carry

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from specjax.processes import agreed, anywhere, leads, told
 from specjax.requests import Options, Request, lines, parse, survey
 from specjax.serve import Answers
 
@@ -51,15 +52,15 @@ def run(
   ValueError in one sentence, Stopped once `stopped()` and all is written.
   """
   source, output = pathlib.Path(source), pathlib.Path(output)
-  if not source.is_file():
+  if anywhere(not source.is_file()):
     raise ValueError(f"{source}: no such input file; give a JSONL file.")
   if output.exists() and output.samefile(source):
     raise ValueError(f"{output}: the output is the input; choose another name.")
   with open(source, "rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
-  with _opened(output, {"input": digest, **settings}) as (
-      file, done, wrong
-  ):
+  if anywhere(told(digest.encode()) != digest.encode()):
+    raise ValueError(f"{source}: the processes have files of other content.")
+  with _shared(output, {"input": digest, **settings}) as (file, done, wrong):
     total, longest = survey(source, options, tokenizer)
     if done > total:
       raise ValueError(
@@ -77,13 +78,14 @@ def run(
     first = done
     for out in _in_order(answers(rest, longest), done + 1):
       if out:
-        file.write(b"".join(map(_encode, out)))
-        file.flush()
-        os.fsync(file.fileno())
+        if file:
+          file.write(b"".join(map(_encode, out)))
+          file.flush()
+          os.fsync(file.fileno())
         done += len(out)
         wrong += sum("error" in record for record in out)
         tick(done, total)
-      if stopped() and done < total:
+      if anywhere(stopped()) and done < total:
         raise Stopped(
             f"{output}: stopped with {done} of {total} lines written; the same"
             " command goes on from there."
@@ -119,6 +121,23 @@ def lock(file: BinaryIO, taken: str) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError:
     raise ValueError(taken) from None
+
+
+@contextlib.contextmanager
+def _shared(
+    output: pathlib.Path, header: dict
+) -> Iterator[tuple[BinaryIO | None, int, int]]:
+  """As `_opened` in the leading process; the others write nothing."""
+  with contextlib.ExitStack() as stack:
+    found = None
+    try:
+      if leads():
+        found = stack.enter_context(_opened(output, header))
+    finally:  # the others wait for a word, whatever went wrong
+      done, wrong = map(int, agreed(found[1:] if found else (-1, -1)))
+    if done < 0:
+      raise ValueError(f"{output}: refused; the leading process says why.")
+    yield found[0] if found else None, done, wrong
 
 
 @contextlib.contextmanager

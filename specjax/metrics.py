@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from specjax.processes import fetch
 from specjax.types import Tally
 
 log = logging.getLogger("specjax")
@@ -23,7 +23,7 @@ BY_POSITION = ("reached", "passed", "overlap")
 
 def counts(tally: Tally) -> list[dict]:
   """Each row's counts as JSON has them: ints, and lists by position."""
-  info = jax.tree.map(np.asarray, tally.info)
+  info = fetch(tally.info)
   return [
       {name: int(getattr(info, name)[b]) for name in COUNTS}
       | {name: getattr(info, name)[b].tolist() for name in BY_POSITION}

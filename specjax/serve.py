@@ -9,7 +9,9 @@ import jax
 import numpy as np
 
 from specjax import engine, metrics, rules, states
+from specjax.processes import fetch
 from specjax.requests import Options, Request
+from specjax.sharding import size
 from specjax.stops import cut_at_stop, stop_table
 from specjax.types import BUDGET, REASONS, RUNNING, STOP, Tally
 
@@ -29,7 +31,7 @@ class Meter:
 
   def add(self, tally: Tally, seconds: float) -> None:
     """Adds what some rounds did; `seconds` since the last call."""
-    tally = jax.tree.map(np.asarray, tally)
+    tally = fetch(tally)
     old = self.tally
     self.tally = tally if old is None else jax.tree.map(np.add, old, tally)
     self.seconds += seconds
@@ -54,7 +56,8 @@ def serve(
     run: Callable | None = None,
     marks: dict | None = None,
 ) -> Iterator[Answers]:
-  """Answers requests as rows finish, refilling a batch of `batch` rows.
+  """Answers requests as rows finish, refilling a batch of `batch` rows, or as
+  many more as fill up the mesh.
 
   `longest` bounds the tokens of a request (`survey`). A row's text depends on
   its request alone, not on its place or its neighbours; but `run`, such as an
@@ -63,6 +66,7 @@ def serve(
   look at the clock. `marks` are put into every answer.
   """
   meter = Meter() if meter is None else meter
+  batch += -batch % size("batch")
   if run is None:
     run = functools.partial(engine.generate, target, drafter, rule=rule)
   began = time.monotonic()
@@ -104,19 +108,17 @@ def serve(
     state, tally = run(
         state, idle=enough - 1 if more else batch - 1, rounds=ROUNDS
     )
-    finish = np.asarray(state.rows.finish)
+    finish, tally = fetch((state.rows.finish, tally))
     now = time.monotonic()
     meter.add(tally, now - began)
     if not marks:  # else they pass by a coin of their own
       meter.watch()
     began = now
-    spent += np.asarray(tally.info.rounds)
+    spent += tally.info.rounds
     done = [i for i, r in enumerate(seats) if r and finish[i] != RUNNING]
     if done:
       outputs = states.outputs_of(state)
-      logprobs, begins = jax.device_get(
-          (state.rows.logprobs, state.rows.prompt)
-      )
+      logprobs, begins = fetch((state.rows.logprobs, state.rows.prompt))
     for i in done:
       r, seats[i] = seats[i], None
       record = answer(

@@ -6,6 +6,7 @@ shortens them, `fork` copies them. Each checks its input and answers with one
 sentence. All reduce to `engine.extend` in chunks of a few fixed widths, so
 one priming pass compiles everything. Where the target has an encoder, that
 reads the prompts whole and the texts begin with the opening token alone.
+A mesh is filled up with unused rows, which none of these shows.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,12 @@ from specjax.intake import (
     whole,
     wishes,
 )
+from specjax.processes import fetch
 from specjax.sharding import put, size, spec
 from specjax.types import (
     BUDGET,
     RUNNING,
+    UNUSED,
     Commit,
     Rows,
     Sampling,
@@ -144,19 +147,17 @@ def prefill(
   `capacity`: slots a row, by default the bucket that fits. A target with an
   encoder reads the prompts there, in `source_capacity` slots (by default the
   power of two that fits); they are no part of the rows' tokens, so neither
-  penalties nor `capacity` count them. Raises ValueError in one sentence.
+  penalties nor `capacity` count them. Prompts that do not spread evenly over
+  the mesh get unused rows after them. Raises ValueError in one sentence.
   """
   check_pair(target, drafter)
   chunks = _chunks(chunks)
   if not hasattr(prompts, "__len__"):
     raise ValueError(f"prompts = {prompts!r}: give a list of token id lists.")
   prompts = list(prompts)
-  B, parts = len(prompts), size("batch")
-  if not B or B % parts:
-    raise ValueError(
-        f"prefill: {B} prompts do not spread over {parts} data shards; give a"
-        f" positive multiple of {parts}."
-    )
+  B, spare = len(prompts), _spare(len(prompts))
+  if not B:
+    raise ValueError("prefill: no prompts; give at least one.")
   if any(p is None for p in prompts):
     raise ValueError("prefill: a prompt is None; every row needs a prompt.")
   wish = wishes(
@@ -165,6 +166,7 @@ def prefill(
   )
   texts = [token_ids(p, i, target.vocab) for i, p in enumerate(prompts)]
   nonempty(texts)
+  wish, texts = _filled(wish, spare), texts + [texts[0][:1]] * spare
   read, texts = parted(target, texts)
   source = None if read is None else sources(read, _room(read, source_capacity))
   if read is None and source_capacity is not None:
@@ -187,8 +189,10 @@ def prefill(
   penalties = bool(penalties) or samplings.penalised(wish["sampling"])
   if logprobs is not None:
     logprobs = int(whole("logprobs", logprobs, 1, 0, target.vocab)[0])
-  rows = host_rows(wish, texts, np.ones(B, np.int32), target.vocab, capacity,
-               penalties, logprobs, source)
+  ones = np.ones(B + spare, np.int32)
+  rows = host_rows(wish, texts, ones, target.vocab, capacity, penalties,
+               logprobs, source)
+  rows.finish[B:] = UNUSED
   if stop is not None:
     if not isinstance(stop, tuple | list) or len(stop) != 2:
       raise ValueError("stop: give the two tables that stops.stop_table made.")
@@ -199,7 +203,7 @@ def prefill(
       target, drafter, rows.tokens[:, :1], rows.length, cache
   )
   features = jnp.zeros(
-      (B, drafter.K + 1, shape.shape[-1]),
+      (B + spare, drafter.K + 1, shape.shape[-1]),
       shape.dtype,
       out_sharding=spec("batch", None, None),
   )
@@ -250,7 +254,7 @@ def resume(
         " their next prompt by refill."
     )
   wish, texts = _checked(target, drafter, state, prompts, options)
-  old = texts_of(state)
+  old = _texts(state)
   begin = np.array([len(o) for o in old], np.int32)
   joined = [None if t is None else o + t for o, t in zip(old, texts)]
   chunks = _chunks(chunks)
@@ -265,13 +269,12 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
   new last token was not kept. Stop strings are forgotten: they match in new
   text only. Raises ValueError for lengths outside 1..length. Donates `state`.
   """
-  rows, texts = state.rows, texts_of(state)
+  rows, texts = state.rows, _texts(state)
   chunks, L = _chunks(chunks)[:1], rows.tokens.shape[1]
-  lengths = np.asarray(lengths)
-  if lengths.dtype.kind not in "iu" or lengths.shape != (len(texts),):
-    raise ValueError(
-        f"rewind: give {len(texts)} lengths, a whole number for each row."
-    )
+  lengths, B = np.asarray(lengths), used(state)
+  if lengths.dtype.kind not in "iu" or lengths.shape != (B,):
+    raise ValueError(f"rewind: give {B} lengths, a whole number for each row.")
+  lengths = np.append(lengths, np.ones(len(texts) - B, int))
   if max(map(len, texts)) + chunks[0] > L:
     raise ValueError(
         f"rewind: a window of {chunks[0]} after the longest row does not fit"
@@ -287,12 +290,13 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
   short = np.maximum(lengths - 1, 1)
   dstate = _ingest(target, drafter, state.draft, state.last)
   zero = jnp.zeros_like(rows.length)
-  prompt = np.minimum(np.asarray(rows.prompt), lengths)
+  prompt = np.minimum(fetch(rows.prompt), lengths)
+  # A row that has no budget left would write one token too many.
+  finish = jnp.where(put(lengths, "batch") >= rows.limit, BUDGET, RUNNING)
   fresh = dict(
       length=put(short, "batch"),
       prompt=put(prompt, "batch"),
-      # A row that has no budget left would write one token too many.
-      finish=jnp.where(put(lengths, "batch") >= rows.limit, BUDGET, RUNNING),
+      finish=jnp.where(rows.finish == UNUSED, UNUSED, finish),
   )
   if rows.stop is not None:
     fresh["stop"] = rows.stop._replace(state=zero)
@@ -317,15 +321,13 @@ def fork(state: State, index: Sequence[int], seed) -> State:
   Several samples of one prompt from one prefill. The state given stays
   usable. `seed` is as in `prefill`.
   """
-  index = np.asarray(index)
-  B, parts = state.rows.length.shape[0], size("batch")
+  index, B = np.asarray(index), used(state)
   whole = index.ndim == 1 and len(index) and index.dtype.kind in "iu"
   if not whole or index.min() < 0 or index.max() >= B:
     raise ValueError(f"fork: index must list rows from 0 to {B - 1}.")
-  if len(index) % parts:
-    raise ValueError(
-        f"fork: {len(index)} rows do not spread over {parts} data shards."
-    )
+  wish, many = dict(key=seeds(seed, len(index))), len(index)
+  index = np.append(index, np.full(_spare(many), index[0]))
+  wish = _filled(wish, len(index) - many)
   stop = state.rows.stop
   # Copied, since the loop will donate them.
   tables = None if stop is None else (stop.next.copy(), stop.hit.copy())
@@ -333,25 +335,46 @@ def fork(state: State, index: Sequence[int], seed) -> State:
   take = lambda x: x.at[index].get(out_sharding=_layout(x))
   out = jax.tree.map(take, bare)
   rows = _with_tables(out.rows, tables)
-  return out._replace(rows=rows._replace(key=row_keys(seeds(seed, len(index)))))
+  real = put(np.arange(len(index)) < many, "batch")
+  finish = jnp.where(real, rows.finish, UNUSED)
+  rows = rows._replace(key=row_keys(wish["key"]), finish=finish)
+  return out._replace(rows=rows)
+
+
+def used(state: State) -> int:
+  """How many rows have a text; the others, after them, fill up a mesh."""
+  return int(np.sum(fetch(state.rows.finish) != UNUSED))
 
 
 def texts_of(state: State) -> list[list[int]]:
-  """The committed tokens of every row, prompt included."""
-  tokens = np.asarray(state.rows.tokens)
-  lengths = np.asarray(state.rows.length)
+  """The committed tokens of every row in use, prompt included."""
+  return _texts(state)[: used(state)]
+
+
+def _texts(state: State) -> list[list[int]]:
+  tokens, lengths = fetch((state.rows.tokens, state.rows.length))
   return [tokens[i, :n].tolist() for i, n in enumerate(lengths)]
 
 
 def outputs_of(state: State) -> list[list[int]]:
-  """The tokens that this turn emitted, a list a row."""
-  prompt = np.asarray(state.rows.prompt)
-  return [t[p:] for t, p in zip(texts_of(state), prompt)]
+  """The tokens that this turn emitted, a list a row in use."""
+  return [t[p:] for t, p in zip(texts_of(state), fetch(state.rows.prompt))]
+
+
+def _spare(many: int) -> int:
+  """Rows after so many that make them spread evenly over the mesh."""
+  return -many % size("batch")
+
+
+def _filled(wish: dict, spare: int) -> dict:
+  """Wishes of some rows, and of unused ones like the first after them."""
+  more = lambda x: np.concatenate([x, np.repeat(x[:1], spare, 0)])
+  return jax.tree.map(more, wish)
 
 
 def _checked(target, drafter, state, prompts, options):
   """(wishes, texts) of a batch in which None leaves a row alone."""
-  B = state.rows.length.shape[0]
+  B = used(state)
   if not hasattr(prompts, "__len__") or len(prompts) != B:
     raise ValueError(
         f"prompts: give a list of {B}, one a row, with None for a row to leave"
@@ -362,7 +385,8 @@ def _checked(target, drafter, state, prompts, options):
       None if p is None else token_ids(p, i, target.vocab)
       for i, p in enumerate(prompts)
   ]
-  return wish, texts
+  spare = state.rows.length.shape[0] - B
+  return _filled(wish, spare), texts + [None] * spare
 
 
 def _room(read, slots: int | None) -> int:
@@ -385,7 +409,7 @@ def _admit(target, drafter, state, wish, texts, begin, chunks, read=None):
   old = state.rows
   L = old.tokens.shape[1]
   reach = max(state.last.tokens.shape[1], *chunks)
-  held = np.asarray(old.length)  # a chunk is written above every row
+  held = fetch(old.length)  # a chunk is written above every row
   most = [
       int(n) if text is None else len(text) + int(new)
       for n, text, new in zip(held, texts, wish["new"])

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from specjax import engine, rules
+from specjax.processes import fetch
 from specjax.stops import cut_at_stop
-from specjax.types import RUNNING, State, Tally
+from specjax.types import RUNNING, UNUSED, State, Tally
 
 
 class Event(NamedTuple):
@@ -44,9 +45,10 @@ def stream(
   leaves, tree = jax.tree.flatten((target, drafter))
   tally = engine.empty_tally(state)
   if run is not None:
-    tally = jax.device_get(tally)
-  before = np.asarray(state.rows.length)
-  while (np.asarray(state.rows.finish) == RUNNING).any():
+    tally = fetch(tally)
+  before, finish = fetch((state.rows.length, state.rows.finish))
+  B = int(np.sum(finish != UNUSED))
+  while (finish == RUNNING).any():
     if run is None:
       state, tally = _some(
           leaves, rounds, state=state, tally=tally, tree=tree, rule=rule,
@@ -55,11 +57,11 @@ def stream(
     else:
       state, more = run(state, rounds=rounds)
       tally = jax.tree.map(np.add, tally, more)
-    tokens, now, finish = jax.device_get(
+    tokens, now, finish = fetch(
         (state.rows.tokens, state.rows.length, state.rows.finish)
     )
     new = [t[a:b].tolist() for t, a, b in zip(tokens, before, now)]
-    yield Event(new, finish, state, tally)
+    yield Event(new[:B], finish[:B], state, tally)
     before = now
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-RUNNING, END, STOP, BUDGET, NONFINITE = range(5)
-REASONS = ("running", "end", "stop", "budget", "non-finite")
+RUNNING, END, STOP, BUDGET, NONFINITE, UNUSED = range(6)
+REASONS = ("running", "end", "stop", "budget", "non-finite", "unused")
 
 
 class KV(NamedTuple):
@@ -90,7 +90,7 @@ class Rows(NamedTuple):
   length: Int[Array, "B"]  # the only truth about a row
   prompt: Int[Array, "B"]  # where this turn's output begins
   limit: Int[Array, "B"]  # length that may not be passed
-  finish: Int[Array, "B"]  # RUNNING, END, STOP, BUDGET, NONFINITE
+  finish: Int[Array, "B"]  # a code of REASONS; UNUSED fills up a mesh
   key: Key[Array, "B"]
   sampling: Sampling
   width: Int[Array, "B"]  # this row's K, 0..K

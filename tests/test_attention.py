@@ -69,6 +69,21 @@ def test_attention_is_that_of_numpy_at_every_block_border(window, cap):
   np.testing.assert_allclose(slope(*several)[:, -1:], alone, atol=1e-4)
 
 
+@pytest.mark.parametrize("T", [1, 3])
+def test_a_short_window_reads_what_its_row_may_see(T):
+  """Of 1,024 slots 128 are read, wherever each row stands."""
+  run = jax.jit(
+      lambda q, kv, pos: attend(q, kv, pos, window=100, scale=0.4)
+  )
+  q, kv = arrays(T, 1024)
+  for start in ([0, 1024 - T], [98, 99], [100, 640], [127, 511], [900, 924]):
+    pos = np.array(start)[:, None] + np.arange(T)
+    want = reference(q, kv, pos, 100, 0.4, 0.0)
+    np.testing.assert_allclose(run(q, kv, pos), want, atol=1e-5)
+  text = run.lower(q, kv, pos).compile().as_text()
+  assert "1024]" not in text  # no scores of all slots
+
+
 def test_a_bias_is_added_to_the_scores_at_every_prefix_border():
   """Known by what it undoes: a bias of minus the scores leaves a mean."""
   run = jax.jit(

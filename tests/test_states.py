@@ -195,7 +195,7 @@ class TestRefusals:
       "options, text",
       [
           (dict(prompts=[[1], [], [1], [1]]), "prompt of row 1: it is empty"),
-          (dict(prompts=[]), "0 prompts do not spread"),
+          (dict(prompts=[]), "no prompts; give at least one"),
           (dict(prompts=[[1], None, [1], [1]]), "a prompt is None"),
           (dict(prompts=[[1], [32], [1], [1]]), "token 32 .* 0 to 31"),
           (dict(prompts=[[1], [1, -1], [1], [1]]), "row 1: token -1"),

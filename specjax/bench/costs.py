@@ -10,6 +10,7 @@ import numpy as np
 from specjax import engine, states
 from specjax.bench.machine import timed
 from specjax.drafters.nothing import Nothing
+from specjax.processes import agreed
 from specjax.sharding import spec
 from specjax.stream import stream
 
@@ -72,8 +73,8 @@ def baseline(target, texts: list[list[int]]) -> tuple[Nothing, float]:
       own = jax.block_until_ready(states.fork(state[j], range(len(texts)), 0))
       run = lambda: engine.generate(target, both[j], own)  # noqa: B023
       spent[j].append(timed(run)[0])
-  one, two = (float(np.median(x[1:])) for x in spent)
-  return both[two < one], two / one
+  one, two = agreed([float(np.median(x[1:])) for x in spent])
+  return both[int(two < one)], float(two / one)
 
 
 def _varied(state, i, vocab):

@@ -5,9 +5,11 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from specjax import jobs
 from specjax.bench import results
+from specjax.processes import leads, told
 
 # Of a first line, what another day or machine may have otherwise.
 FREE = {"kind", "command", "date"}
@@ -35,10 +37,14 @@ class Journal:
     return self.first(**line) is not None
 
   def add(self, **line) -> dict:
-    """Writes a line, on disk when this returns."""
-    self._file.write(json.dumps(line).encode() + b"\n")
-    self._file.flush()
-    os.fsync(self._file.fileno())
+    """Writes a line, as the leading process has it; on disk when this
+    returns."""
+    data = told(json.dumps(line).encode())
+    if self._file:
+      self._file.write(data + b"\n")
+      self._file.flush()
+      os.fsync(self._file.fileno())
+    line = json.loads(data)
     self.lines.append(line)
     self._by_key[self._key(line)] = line
     return line
@@ -52,17 +58,33 @@ def open_journal(path: str | pathlib.Path, about: dict) -> Iterator[Journal]:
   measured with other settings, on another machine or with other versions.
   """
   path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "a+b") as file:
-    jobs.lock(file, f"{path}: another run is writing it; give another --out.")
-    _cut(file)  # first: what a kill left may be a whole line but for its end
-    lines = list(results.read(path))
-    if lines:
-      _same(path, lines[0], about)
+  with contextlib.ExitStack() as stack:
+    file, lines = None, []
+    try:
+      if leads():
+        file = stack.enter_context(_opened(path))
+        lines = list(results.read(path))
+        if lines:
+          _same(path, lines[0], about)
+    except BaseException:
+      told(b"null")  # the others wait for a word
+      raise
+    lines = json.loads(told(json.dumps(lines).encode()))
+    if lines is None:
+      raise ValueError(f"{path}: refused; the leading process says why.")
     journal = Journal(file, lines)
     if not lines:
       journal.add(**about)
     yield journal
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "a+b") as file:
+    jobs.lock(file, f"{path}: another run is writing it; give another --out.")
+    _cut(file)  # first: what a kill left may be a whole line but for its end
+    yield file
 
 
 def _cut(file) -> None:

@@ -15,7 +15,8 @@ from orbax.checkpoint import v1 as ocp
 from specjax.checkpoint.published import outline, with_dtype
 from specjax.checkpoint.safetensors import named
 from specjax.checkpoint.source import fit, read_json, said, write_json
-from specjax.sharding import home
+from specjax.models import copies, int8
+from specjax.sharding import home, put_like
 from specjax.tokens import FILE_LIMIT
 
 ARRAYS = "arrays"
@@ -28,12 +29,15 @@ def save(
   """Writes a model beside the config.json that it was read with.
 
   Arrays keep the model's type; `dtype` is what config.json says, for the way
-  back. It is written last: without it the folder is no checkpoint.
+  back. It is written last: without it the folder is no checkpoint. Raises
+  ValueError for a model with int8 weights.
   """
+  int8.refuse(model, folder)
   folder = pathlib.Path(folder).absolute()
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "config.json").unlink(missing_ok=True)
-  ocp.save(folder / ARRAYS, named(model), overwrite=True)
+  arrays = {n: copies.single(model.c, n, x) for n, x in named(model).items()}
+  ocp.save(folder / ARRAYS, arrays, overwrite=True)
   config = with_dtype(config, dtype or model.c.dtype)
   write_json(folder / "config.json", config)
 
@@ -49,18 +53,29 @@ def load(folder: str | pathlib.Path, dtype: str = "float32"):
   _plain(folder)
   there = _orbax(folder, lambda path: dict(ocp.metadata(path).metadata))
   _, shape = outline(folder, config, dtype, len(there))
-  wanted = named(shape)
-  fit(
-      folder, {n: tuple(x.shape) for n, x in there.items()},
-      {n: x.shape for n, x in wanted.items()},
-  )
+  wanted, c = named(shape), shape.c
+  once = copies.shapes(c, wanted)
+  fit(folder, {n: tuple(x.shape) for n, x in there.items()}, once)
   likes = {
-      n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home(x))
+      n: jax.ShapeDtypeStruct(once[n], x.dtype, sharding=_kept(c, n, x))
       for n, x in wanted.items()
   }
   arrays = _orbax(folder, lambda path: ocp.load(path, likes))
-  found = [arrays[n] for n in wanted]
+  found = [
+      put_like(copies.spread(c, n, arrays[n]), x)
+      if copies.times(c, n) > 1 else arrays[n]
+      for n, x in wanted.items()
+  ]
   return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+
+def _kept(c, name: str, like) -> jax.sharding.Sharding:
+  """Where an array is read to; whole on each chip, if heads will be repeated
+  there."""
+  found = home(like)
+  if copies.times(c, name) == 1:
+    return found
+  return jax.NamedSharding(found.mesh, jax.P())
 
 
 def _orbax(folder, act: Callable):

@@ -19,8 +19,10 @@ from safetensors.numpy import save_file
 from specjax.checkpoint.folder import INDEX, ONE
 from specjax.checkpoint.safetensors import named
 from specjax.checkpoint.source import Source, fit, write_json
+from specjax.models import copies, int8
 from specjax.models.families import read
 from specjax.models.published import Piece
+from specjax.processes import fetch
 from specjax.sharding import put_like
 
 SHARD = 2 * 2**30  # bytes of a written file, unless one tensor is larger
@@ -39,8 +41,9 @@ def load(source: Source, dtype: str = "float32"):
   Raises ValueError in one sentence as `check` does.
   """
   shape, found, pieces = check(source, dtype)
+  read = lambda n: copies.spread(shape.c, n, _read(source, found, pieces[n]))
   arrays = [
-      put_like(_read(source, found, pieces[n]).astype(like.dtype), like)
+      put_like(read(n).astype(like.dtype), like)
       for n, like in named(shape).items()
   ]
   return jax.tree.unflatten(jax.tree.structure(shape), arrays)
@@ -57,7 +60,8 @@ def check(source: Source, dtype: str = "float32"):
       source.path, source.config, dtype, len(source.shapes)
   )
   pieces, found = family.pieces(shape.c), _found(source, family)
-  _check(source, found, named(shape), pieces, family.ALIASES)
+  wanted = copies.shapes(shape.c, named(shape))
+  _check(source, found, wanted, pieces, family.ALIASES)
   return shape, found, pieces
 
 
@@ -83,26 +87,25 @@ def tensors(
   """A model's arrays, or its gradients', under their published names.
 
   One at a time, on the host, bit for bit. `config` is the config.json that
-  the model was read with; `path` is for sentences.
+  the model was read with; `path` is for sentences. Raises ValueError for a
+  model with int8 weights.
   """
+  int8.refuse(model, path)
   family, ours = read(path, config)
   arrays, pieces = named(model), family.pieces(ours)
   parts = collections.defaultdict(list)
   for name in arrays:
     for index, theirs in enumerate(pieces[name].names):
-      parts[theirs].append((pieces[name], index, arrays[name]))
-  for name, held in parts.items():
+      parts[theirs].append((pieces[name], index, name))
+  for theirs, held in parts.items():
     held.sort(key=lambda part: part[0].rows.start if part[0].rows else 0)
-    yield name, _joined(held)
-
-
-def _joined(held: list[tuple[Piece, int, jax.Array]]) -> np.ndarray:
-  """One published tensor from the parameters that hold its parts."""
-  whole = np.concatenate([
-      np.asarray(x[index] if len(piece.names) > 1 else x)
-      for piece, index, x in held
-  ])
-  return np.ascontiguousarray(whole.T if held[0][0].turned else whole)
+    found = []
+    for piece, index, name in held:
+      x = arrays[name]
+      x = fetch(x[index] if len(piece.names) > 1 else x)
+      found.append(copies.single(model.c, name, x))
+    whole = np.concatenate(found)
+    yield theirs, np.ascontiguousarray(whole.T if held[0][0].turned else whole)
 
 
 def save(
@@ -190,8 +193,8 @@ def _check(source, found, wanted, pieces, aliases) -> None:
 def _expected(wanted, pieces) -> dict[str, tuple[int, ...]]:
   """The shape of every published tensor that the model is made of."""
   out = {}
-  for ours, like in wanted.items():
-    piece, shape = pieces[ours], like.shape
+  for ours, shape in wanted.items():
+    piece = pieces[ours]
     if len(piece.names) > 1:
       shape = shape[1:]
     for name in piece.names:

@@ -13,11 +13,13 @@ import typing
 import jax
 from flax import nnx
 from safetensors import SafetensorError, safe_open
-from safetensors.flax import save_file
+from safetensors.numpy import save_file
 
 from specjax.checkpoint.source import fit, short
+from specjax.models import copies, int8
 from specjax.models.decoder import Config, Decoder
 from specjax.models.rope import Rope
+from specjax.processes import fetch, leads
 from specjax.sharding import put_like
 
 KINDS = ("BF16", "F16", "F32")
@@ -32,10 +34,19 @@ def named(tree) -> dict[str, jax.Array]:
 
 
 def save(model: Decoder, path: str | pathlib.Path, dtype="bfloat16") -> None:
-  """Writes a decoder's arrays in `dtype`, its Config as JSON beside them."""
-  arrays = {n: x.astype(dtype) for n, x in named(model).items()}
-  config = json.dumps(dataclasses.asdict(model.c))
-  save_file(arrays, str(path), metadata={"config": config})
+  """Writes a decoder's arrays in `dtype`, its Config as JSON beside them.
+
+  Raises ValueError for a model with int8 weights.
+  """
+  int8.refuse(model, path)
+  arrays = {
+      n: copies.single(model.c, n, fetch(x)).astype(dtype)
+      for n, x in named(model).items()
+  }
+  c = dataclasses.replace(model.c, kv_copies=1)
+  config = json.dumps(dataclasses.asdict(c))
+  if leads():
+    save_file(arrays, str(path), metadata={"config": config})
 
 
 def load(path: str | pathlib.Path, dtype: str = "float32") -> Decoder:
@@ -56,9 +67,10 @@ def load(path: str | pathlib.Path, dtype: str = "float32") -> Decoder:
       build = lambda: Decoder(config, rngs=nnx.Rngs(0))
       shape = jax.eval_shape(build)
       wanted = named(shape)
-      _check(path, file, wanted)
+      _check(path, file, copies.shapes(shape.c, wanted))
       take = lambda n, like: put_like(
-          file.get_tensor(n).astype(like.dtype), like
+          copies.spread(shape.c, n, file.get_tensor(n)).astype(like.dtype),
+          like,
       )
       arrays = [take(n, like) for n, like in wanted.items()]
   except (SafetensorError, OSError) as error:
@@ -133,4 +145,4 @@ def _check(path, file, wanted) -> None:
       for n, kind in sorted(kinds.items())
       if kind not in KINDS
   ]
-  fit(path, there, {n: x.shape for n, x in wanted.items()}, wrong)
+  fit(path, there, wanted, wrong)

@@ -12,6 +12,7 @@ from flax import nnx
 
 from specjax import cache as caches
 from specjax.attention import attend
+from specjax.models.copies import spread
 from specjax.models.parts import (
     MLP,
     Experts,
@@ -24,7 +25,7 @@ from specjax.models.parts import (
 )
 from specjax.models.product import product
 from specjax.models.rope import Rope, angles, rotate
-from specjax.sharding import check_divides, spec
+from specjax.sharding import copies, divides, laid, spec
 from specjax.types import KV
 
 
@@ -67,6 +68,7 @@ class Config:
   expert_mlp: int = 0  # width of one
   renormalise: bool = True  # the chosen ones' weights sum to 1
   dense: tuple[int, ...] = ()  # layers with a plain MLP in spite of experts
+  kv_copies: int = 1  # of each KV head; a decoder suits it to the mesh
   dtype: str = "float32"
 
   def __post_init__(self):
@@ -134,17 +136,26 @@ class Attention(nnx.Module):
   def __init__(self, c: Config, *, rngs):
     self.c = c
     E, Q, K = c.width, c.heads * c.dim, c.kv_heads * c.dim
+    self.kv_heads = c.kv_heads * c.kv_copies
+    # All or none: a query head stays beside its keys.
+    even = divides("kv_heads", self.kv_heads, "kv_heads")
+    self.names = names = ("heads", "kv_heads") if even else (None, None)
     bias = lambda n, name, on: (
         param(rngs, (n,), (name,), c.dtype, value=0.0) if on else None
     )
-    self.q = param(rngs, (Q, E), ("heads", None), c.dtype)
-    self.k = param(rngs, (K, E), ("kv_heads", None), c.dtype)
-    self.v = param(rngs, (K, E), ("kv_heads", None), c.dtype)
+
+    def kept():
+      once = names[1] if c.kv_copies == 1 else None
+      made = param(rngs, (K, E), (once, "width"), c.dtype)
+      return nnx.Param(laid(spread(c, "k", made[...]), names[1], "width"))
+
+    self.q = param(rngs, (Q, E), (names[0], "width"), c.dtype)
+    self.k, self.v = kept(), kept()
     residual = (2 * c.layers * Q) ** -0.5  # keeps the stream's size with depth
-    self.o = param(rngs, (E, Q), (None, "heads"), c.dtype, residual)
-    self.q_bias = bias(Q, "heads", c.qkv_bias)
-    self.k_bias = bias(K, "kv_heads", c.qkv_bias)
-    self.v_bias = bias(K, "kv_heads", c.qkv_bias)
+    self.o = param(rngs, (E, Q), ("width", names[0]), c.dtype, residual)
+    self.q_bias = bias(Q, names[0], c.qkv_bias)
+    self.k_bias = bias(K * c.kv_copies, names[1], c.qkv_bias)
+    self.v_bias = bias(K * c.kv_copies, names[1], c.qkv_bias)
     self.o_bias = bias(E, None, c.out_bias)
     self.q_norm = Norm(c, c.dim, rngs=rngs) if c.qk_norm else None
     self.k_norm = Norm(c, c.dim, rngs=rngs) if c.qk_norm else None
@@ -153,12 +164,13 @@ class Attention(nnx.Module):
     """x [B T E], kv or None -> (output [B T E], kv holding the window)."""
     c = self.c
     B, T, _ = x.shape
-    split = lambda y, n, name: y.reshape(
+    heads, kv_heads = self.names
+    split = lambda w, b, n, name: dense(x, w, b, name).reshape(
         (B, T, n, c.dim), out_sharding=spec("batch", None, name, None)
     )
-    q = split(dense(x, self.q, self.q_bias, "heads"), c.heads, "heads")
-    k = split(dense(x, self.k, self.k_bias, "kv_heads"), c.kv_heads, "kv_heads")
-    v = split(dense(x, self.v, self.v_bias, "kv_heads"), c.kv_heads, "kv_heads")
+    q = split(self.q, self.q_bias, c.heads, heads)
+    k = split(self.k, self.k_bias, self.kv_heads, kv_heads)
+    v = split(self.v, self.v_bias, self.kv_heads, kv_heads)
     if self.q_norm is not None:
       q, k = self.q_norm(q), self.k_norm(k)
     if turn is not None:
@@ -168,7 +180,7 @@ class Attention(nnx.Module):
     scale = c.dim**-0.5 if c.scale is None else c.scale
     y = attend(q, kv, pos, window=window, scale=scale, cap=c.score_cap)
     flat = y.reshape(
-        (B, T, c.heads * c.dim), out_sharding=spec("batch", None, "heads")
+        (B, T, c.heads * c.dim), out_sharding=spec("batch", None, heads)
     )
     return dense(flat, self.o, self.o_bias), kv
 
@@ -204,17 +216,14 @@ class Decoder(nnx.Module):
   opening = None
 
   def __init__(self, c: Config, *, rngs: nnx.Rngs):
-    for what, n, name in (
-        ("heads", c.heads, "heads"),
-        ("kv_heads", c.kv_heads, "kv_heads"),
-        ("mlp", c.mlp, "mlp"),
-        ("vocab", c.vocab, "vocab"),
-        ("expert_mlp", c.expert_mlp, "mlp"),
+    for what, name in (
+        ("mlp", "mlp"), ("vocab", "vocab"), ("expert_mlp", "mlp")
     ):
-      check_divides(what, n, name)
-    self.c = c
+      divides(what, getattr(c, what), name)
+    n = copies(c.heads, c.kv_heads)
+    self.c = c = dataclasses.replace(c, kv_copies=n)
     table = lambda n, name, std: param(
-        rngs, (n, c.width), (name, None), c.dtype, std
+        rngs, (n, c.width), (name, "width"), c.dtype, std
     )
     std = c.width**-0.5
     self.embedding = table(c.vocab, "vocab", std if c.tied else 1.0)
@@ -237,13 +246,13 @@ class Decoder(nnx.Module):
     """A prompt's beginning: (empty caches, first tokens [B 1])."""
     c = self.c
     make = lambda: caches.empty(
-        source.shape[0], c.kv_heads, capacity, c.dim, c.dtype
+        source.shape[0], c.kv_heads * c.kv_copies, capacity, c.dim, c.dtype
     )
     return tuple(make() for _ in range(c.layers)), source[:, :1]
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """[B T] -> [B T E]; ids outside the vocabulary read its border."""
-    x = look(self.embedding, tokens)
+    x = look(self.embedding, tokens, self.c.dtype)
     return x if self.c.embed_scale == 1 else x * jnp.asarray(
         self.c.embed_scale, x.dtype
     )

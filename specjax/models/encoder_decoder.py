@@ -17,7 +17,7 @@ from specjax import cache as caches
 from specjax.attention import attend
 from specjax.models.parts import MLP, Norm, checked, dense, look, param, tapped
 from specjax.models.product import product
-from specjax.sharding import check_divides, spec
+from specjax.sharding import divides, spec
 from specjax.types import KV
 
 
@@ -109,12 +109,15 @@ class Relative(nnx.Module):
     """
     c, most = self.c, self.c.max_distance
     number = bucket_numbers(c.buckets, most, self.ahead)
+    shape = len(number), c.heads
     by_distance = self.table[...].astype(jnp.float32).at[number].get(
-        out_sharding=spec(None, "kv_heads")
+        out_sharding=spec(None, "kv_heads", shape=shape)
     )
     away = jnp.clip(jnp.arange(slots) - pos[..., None], -most, most)
     bias = by_distance.at[away + most].get(
-        out_sharding=spec(rows, None, None, "kv_heads")
+        out_sharding=spec(
+            rows, None, None, "kv_heads", shape=(*away.shape, c.heads)
+        )
     )
     return jnp.moveaxis(bias, -1, 1)[:, :, :, None]
 
@@ -125,33 +128,34 @@ class Attention(nnx.Module):
   def __init__(self, c: Config, *, rngs):
     self.c = c
     Q, E = c.heads * c.dim, c.width
+    self.name = name = "heads" if divides("heads", c.heads, "heads") else None
+    names = name, "width"
     # Scores are not scaled, so the queries begin small.
-    self.q = param(rngs, (Q, E), ("heads", None), c.dtype, (E * c.dim) ** -0.5)
-    self.k = param(rngs, (Q, E), ("kv_heads", None), c.dtype)
-    self.v = param(rngs, (Q, E), ("kv_heads", None), c.dtype)
+    self.q = param(rngs, (Q, E), names, c.dtype, (E * c.dim) ** -0.5)
+    self.k = param(rngs, (Q, E), names, c.dtype)
+    self.v = param(rngs, (Q, E), names, c.dtype)
     residual = (3 * c.layers * Q) ** -0.5
-    self.o = param(rngs, (E, Q), (None, "heads"), c.dtype, residual)
+    self.o = param(rngs, (E, Q), names[::-1], c.dtype, residual)
 
-  def _heads(self, x, weight, name):
-    return dense(x, weight, out=name).reshape(
+  def _heads(self, x, weight):
+    return dense(x, weight, out=self.name).reshape(
         (*x.shape[:2], self.c.heads, self.c.dim),
-        out_sharding=spec("batch", None, name, None),
+        out_sharding=spec("batch", None, self.name, None),
     )
 
   def keys(self, x) -> KV:
     """x [B S E] -> its keys and values [B H S D]."""
     k, v = (
-        jnp.swapaxes(self._heads(x, w, "kv_heads"), 1, 2)
-        for w in (self.k, self.v)
+        jnp.swapaxes(self._heads(x, w), 1, 2) for w in (self.k, self.v)
     )
     return caches.sound(KV(k, v))
 
   def __call__(self, x, kv: KV, pos, bias=None):
     """x [B T E] looks at slots up to pos [B T] -> [B T E]."""
-    y = attend(self._heads(x, self.q, "heads"), kv, pos, scale=1.0, bias=bias)
+    y = attend(self._heads(x, self.q), kv, pos, scale=1.0, bias=bias)
     flat = y.reshape(
         (*x.shape[:2], self.c.heads * self.c.dim),
-        out_sharding=spec("batch", None, "heads"),
+        out_sharding=spec("batch", None, self.name),
     )
     return dense(flat, self.o)
 
@@ -199,13 +203,11 @@ class EncoderDecoder(nnx.Module):
   max_length = None
 
   def __init__(self, c: Config, *, rngs: nnx.Rngs):
-    for what, name in (
-        ("heads", "heads"), ("mlp", "mlp"), ("vocab", "vocab")
-    ):
-      check_divides(what, getattr(c, what), name)
+    for what in ("mlp", "vocab"):
+      divides(what, getattr(c, what), what)
     self.c = c
     table = lambda std: param(
-        rngs, (c.vocab, c.width), ("vocab", None), c.dtype, std
+        rngs, (c.vocab, c.width), ("vocab", "width"), c.dtype, std
     )
     self.embedding = table(1.0)
     self.encoder = Stack(c, c.encoder_layers, False, rngs=rngs)
@@ -247,7 +249,7 @@ class EncoderDecoder(nnx.Module):
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """[B T] -> [B T E]; ids outside the vocabulary read its border."""
-    return look(self.embedding, tokens)
+    return look(self.embedding, tokens, self.c.dtype)
 
   def norm(self, hidden: jax.Array) -> jax.Array:
     return self.decoder.norm(hidden)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from specjax.models.product import product, unlifted
-from specjax.sharding import size, spec
+from specjax.models.product import dequantised, product, unlifted
+from specjax.sharding import gathered, size, spec
 
 NORMED = -1  # the tap that reads what the head reads
 ACTIVATIONS = {
@@ -61,12 +61,13 @@ def tapped(model, streams, taps):
 
 def param(rngs, shape, names, dtype, std=None, value=None) -> nnx.Param:
   """A parameter laid out by the logical names of its dimensions."""
+  layout = spec(*names, shape=shape)
   if value is not None:
-    made = jnp.full(shape, value, dtype, out_sharding=spec(*names))
+    made = jnp.full(shape, value, dtype, out_sharding=layout)
   else:
     std = shape[-1] ** -0.5 if std is None else std
     made = std * jax.random.normal(
-        rngs.params(), shape, jnp.float32, out_sharding=spec(*names)
+        rngs.params(), shape, jnp.float32, out_sharding=layout
     )
   return nnx.Param(made.astype(dtype))
 
@@ -79,12 +80,13 @@ def dense(x, weight, bias=None, out=None):
   return y.astype(x.dtype)
 
 
-def look(table, tokens):
+def look(table, tokens, dtype):
   """Rows of table [V E] for tokens [B T] -> [B T E]; others read its border."""
-  tokens, table = unlifted(tokens, table[...])
-  return table.at[tokens].get(
-      mode="clip", out_sharding=spec("batch", None, None)
+  tokens, table = unlifted(tokens, jax.tree.map(gathered, table[...]))
+  rows = lambda x: x.at[tokens].get(
+      mode="clip", out_sharding=spec("batch", *[None] * x.ndim)
   )
+  return dequantised(jax.tree.map(rows, table)).astype(dtype)
 
 
 class Norm(nnx.Module):
@@ -120,13 +122,13 @@ class MLP(nnx.Module):
     bias = lambda n, name: (
         param(rngs, (n,), (name,), c.dtype, value=0.0) if c.mlp_bias else None
     )
-    up = lambda: param(rngs, (c.mlp, c.width), ("mlp", None), c.dtype)
+    up = lambda: param(rngs, (c.mlp, c.width), ("mlp", "width"), c.dtype)
     self.gate = up() if c.gated else None
     self.gate_bias = bias(c.mlp, "mlp") if c.gated else None
     self.up, self.up_bias = up(), bias(c.mlp, "mlp")
     residual = (2 * c.layers * c.mlp) ** -0.5
     self.down = param(
-        rngs, (c.width, c.mlp), (None, "mlp"), c.dtype, residual
+        rngs, (c.width, c.mlp), ("width", "mlp"), c.dtype, residual
     )
     self.down_bias = bias(c.width, None)
 
@@ -151,11 +153,13 @@ class Experts(nnx.Module):
   def __init__(self, c, *, rngs):
     self.c = c
     X, M, E = c.experts, c.expert_mlp, c.width
-    up = lambda: param(rngs, (X, M, E), (None, "mlp", None), c.dtype)
+    up = lambda: param(rngs, (X, M, E), (None, "mlp", "width"), c.dtype)
     self.router = param(rngs, (X, E), (None, None), c.dtype)
     self.gate, self.up = up(), up()
     residual = (2 * c.layers * M) ** -0.5
-    self.down = param(rngs, (X, E, M), (None, None, "mlp"), c.dtype, residual)
+    self.down = param(
+        rngs, (X, E, M), (None, "width", "mlp"), c.dtype, residual
+    )
 
   def __call__(self, x):
     c, (B, T, _) = self.c, x.shape
@@ -170,9 +174,12 @@ class Experts(nnx.Module):
 
   def _answer(self, x, expert):
     act = ACTIVATIONS[self.c.act]
-    take = lambda p: jax.lax.dynamic_index_in_dim(p[...], expert, 0, False)
-    y = act(dense(x, take(self.gate), out="mlp"))
-    return dense(y * dense(x, take(self.up), out="mlp"), take(self.down))
+    one = lambda w: jax.lax.dynamic_index_in_dim(w, expert, 0, False)
+    times = lambda x, p, out=None: product(
+        x, jax.tree.map(one, p[...]), out
+    ).astype(x.dtype)
+    y = act(times(x, self.gate, "mlp"))
+    return times(y * times(x, self.up, "mlp"), self.down)
 
   def _few(self, x, weight, index):
     """x [B T E], weight and index [B T N] -> float32 [B T E]."""

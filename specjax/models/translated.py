@@ -79,9 +79,10 @@ class Translated(nnx.Module):
   def head(self, normed: jax.Array) -> jax.Array:
     """[B T E] -> logits [B T V], -inf for tokens that are not shared."""
     logits = laid(self.model.head(normed), "batch", None, None)
+    shape = *logits.shape[:2], self.vocab
     return logits.at[..., self.shared].get(
         mode="fill", fill_value=-jnp.inf,
-        out_sharding=spec("batch", None, "vocab"),
+        out_sharding=spec("batch", None, "vocab", shape=shape),
     )
 
   def kept(self, normed: jax.Array) -> jax.Array:

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import engine, rules
+from specjax.processes import fetch
 from specjax.sampling import DEFAULTS
+from specjax.sharding import put
 from specjax.states import fork, parted, prefill
 from specjax.types import Source
 
@@ -151,17 +153,18 @@ def _next_logits(target, read, prompt, texts, horizon, batch=128):
     for i, text in enumerate(part):
       tokens[i, : at + 1] = [*prompt, *(max(t, 0) for t in text)]
     begun = tokens if read is None else np.array(read * batch, np.int32)
-    source = Source(begun, np.full(batch, begun.shape[1]))
-    logits = _logits_at(target, source, tokens, at)
-    out.append(np.asarray(logits)[: len(part)])
+    length = np.full(batch, begun.shape[1], np.int32)
+    source = Source(put(begun, "batch", None), put(length, "batch"))
+    logits = _logits_at(target, source, put(tokens, "batch", None), at)
+    out.append(fetch(logits)[: len(part)])
   return np.concatenate(out)
 
 
 @jax.jit
 def _logits_at(target, source, tokens, at):
-  B, L = tokens.shape
+  L = tokens.shape[1]
   cache, _ = target.start(*source, L)
-  hidden = target(tokens, jnp.zeros(B, jnp.int32), cache, ())[0]
+  hidden = target(tokens, jnp.zeros_like(source.length), cache, ())[0]
   one = jax.lax.dynamic_slice_in_dim(hidden, at, 1, 1)
   return target.head(target.norm(one))[:, 0]
 
@@ -217,7 +220,7 @@ def sample(
         target, drafter, state, rule=rule, rounds=horizon
     )
     out.append(_emitted(state, horizon).reshape(S, batch, horizon))
-    sums = jax.tree.map(lambda x: np.asarray(x).sum(0, dtype=float), tally)
+    sums = jax.tree.map(lambda x: x.sum(0, dtype=float), fetch(tally))
     total = sums if total is None else jax.tree.map(np.add, total, sums)
   return np.concatenate(out, 1)[:, :rows], total
 
@@ -228,8 +231,9 @@ def begun(target, prompts) -> int:
 
 
 def _emitted(state, horizon):
-  tokens, length = np.asarray(state.rows.tokens), np.asarray(state.rows.length)
-  slot = np.asarray(state.rows.prompt)[:, None] + np.arange(horizon)
+  rows = state.rows
+  tokens, length, prompt = fetch((rows.tokens, rows.length, rows.prompt))
+  slot = prompt[:, None] + np.arange(horizon)
   text = np.take_along_axis(tokens, slot, 1)
   return np.where(slot < length[:, None], text, -1)
 

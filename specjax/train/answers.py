@@ -15,6 +15,7 @@ from rich import console, progress
 
 from specjax import engine, states
 from specjax.drafters.nothing import Nothing
+from specjax.processes import agreed, fetch, leads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def key(model, tokens: np.ndarray, plan) -> str:
   """What a result depends on, in 16 hex digits: for a folder's name."""
   digest = hashlib.sha256(repr(plan).encode())
   for x in (tokens, *jax.tree.leaves(model)):
-    digest.update(np.ascontiguousarray(x).tobytes())
+    digest.update(np.ascontiguousarray(fetch(x)).tobytes())
   return digest.hexdigest()[:16]
 
 
@@ -65,11 +66,18 @@ def collect(
       range(plan.batches), "answers", console=console.Console(stderr=True)
   ):
     file = folder / f"{i:05d}.npy"
-    if not file.exists():
-      part = file.with_suffix(".part.npy")
-      np.save(part, _batch(target, tokens, plan, i).astype(tokens.dtype))
-      part.replace(file)  # a killed run leaves no half-written batch
-    parts.append(np.load(file))
+    if agreed(not file.exists()):
+      found = _batch(target, tokens, plan, i).astype(tokens.dtype)
+      if leads():
+        part = file.with_suffix(".part.npy")
+        np.save(part, found)
+        part.replace(file)  # a killed run leaves no half-written batch
+    else:
+      rows = np.load(file) if leads() else np.zeros(
+          (plan.batch, plan.prompt + plan.new), tokens.dtype
+      )
+      found = np.asarray(agreed(rows))
+    parts.append(found)
   return np.concatenate(parts)
 
 
@@ -87,9 +95,9 @@ def _batch(target, tokens, plan, i):
       capacity=plan.prompt + plan.new + chunk,  # a CPU reads all of them
   )
   state, _ = engine.generate(target, alone, state)
-  if (np.asarray(state.rows.length) < plan.prompt + plan.new).any():
+  if (fetch(state.rows.length) < plan.prompt + plan.new).any():
     raise FloatingPointError(
         f"answers: the target's logits are not finite in batch {i}; train it"
         " anew at a lower rate."
     )
-  return np.asarray(state.rows.tokens)[:, : plan.prompt + plan.new]
+  return fetch(state.rows.tokens)[:, : plan.prompt + plan.new]

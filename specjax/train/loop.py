@@ -7,6 +7,7 @@ call goes on from the last checkpoint and writes the same losses.
 import collections
 import contextlib
 import json
+import os
 import pathlib
 import signal
 import sys
@@ -22,7 +23,8 @@ from orbax.checkpoint import v1 as ocp
 from rich import console, progress
 
 from specjax.checkpoint.safetensors import named
-from specjax.sharding import put
+from specjax.processes import anywhere, leads
+from specjax.sharding import put, size
 from specjax.train import data
 from specjax.train.recipe import Recipe, optimiser, schedule
 
@@ -51,8 +53,9 @@ def update(state: TrainState, others, tokens, *, loss, tx):
   value, grads = jax.value_and_grad(loss)(state.model, *others, tokens)
   params = named(state.model)
   change, opt_state = tx.update(
-      _whole(named(grads)), state.opt_state, _whole(params)
+      _whole(named(grads)), _whole(state.opt_state), _whole(params)
   )
+  opt_state = _kept(opt_state, params)
   step = lambda x, d: x + _laid(d, jax.typeof(x).sharding.spec).astype(x.dtype)
   params = {name: step(x, change[name]) for name, x in params.items()}
   return TrainState(state.step + 1, like(state.model, params), opt_state), value
@@ -75,13 +78,15 @@ def run(
   Raises Stopped after SIGTERM, FloatingPointError when a loss is not finite,
   ValueError when the folder's checkpoint is of another model.
   """
+  _check(model, recipe)
   folder = pathlib.Path(folder).absolute()
   folder.mkdir(parents=True, exist_ok=True)
   r, tx, share = recipe, optimiser(recipe, named(model)), schedule(recipe)
   advance = jax.jit(
       lambda *arguments: update(*arguments, loss=loss, tx=tx), donate_argnums=0
   )
-  opt_state = jax.jit(lambda model: tx.init(_whole(named(model))))(model)
+  start = lambda model: _kept(tx.init(_whole(named(model))), named(model))
+  opt_state = jax.jit(start)(model)
   state = TrainState(jnp.int32(0), model, opt_state)
   with contextlib.ExitStack() as stack:
     saver = ocp.training.Checkpointer(
@@ -117,7 +122,7 @@ def run(
       log.flush()
       show(line)
       # After its line: a kill between the two repeats a step, loses no line.
-      asked = stop()
+      asked = anywhere(stop())
       if step % r.save_every == 0 or step == r.steps or asked:
         saver.save(step, named(state), force=True)
       if asked:
@@ -140,9 +145,37 @@ def evaluate(
   return jax.tree.map(lambda *x: float(np.mean(x)), *found)
 
 
-def _whole(arrays):
+def _check(model, recipe: Recipe) -> None:
+  parts = size("batch")
+  if recipe.batch % parts:
+    raise ValueError(
+        f"batch = {recipe.batch} rows do not spread over the {parts} data and"
+        " fsdp parts of the mesh; give a multiple."
+    )
+  if getattr(model.c, "kv_copies", 1) > 1:
+    raise ValueError(
+        f"mesh: its model axis has more parts than the {model.c.kv_heads} KV"
+        " heads, whose copies would be trained apart; give more data or fsdp"
+        " parts instead."
+    )
+
+
+def _whole(tree):
   # Muon multiplies whole matrices, so every chip takes the step on all of them.
-  return {name: _laid(x, jax.P()) for name, x in arrays.items()}
+  return jax.tree.map(lambda x: _laid(x, jax.P()), tree)
+
+
+def _kept(opt_state, params):
+  """The optimiser's state, moments laid out like their parameters: between
+  steps a chip keeps its parts only."""
+
+  def lay(path, x):
+    like = params.get(getattr(path[-1], "key", None)) if path else None
+    if like is None or like.shape != x.shape:
+      return x
+    return _laid(x, jax.typeof(like).sharding.spec)
+
+  return jax.tree_util.tree_map_with_path(lay, opt_state)
 
 
 def _laid(x, spec):
@@ -177,10 +210,13 @@ def _log(path: pathlib.Path, step: int):
   """(the log open for more, seconds so far), cut after the line of `step`."""
   lines = path.read_text().splitlines() if path.exists() else []
   kept = lines[:step]  # line n is step n; a killed run may have gone further
+  seconds = json.loads(kept[-1])["seconds"] if kept else 0.0
+  if not leads():
+    return open(os.devnull, "w"), seconds
   part = path.with_suffix(".part")
   part.write_text("".join(line + "\n" for line in kept))
   part.replace(path)
-  return path.open("a"), json.loads(kept[-1])["seconds"] if kept else 0.0
+  return path.open("a"), seconds
 
 
 @contextlib.contextmanager
@@ -204,6 +240,9 @@ def _bar(label: str, total: int, first: int) -> Iterator[Callable]:
     (a, s), (b, t) = recent[0], recent[-1]
     return (b - a) / (t - s) if t > s else 0.0
 
+  if not leads():
+    yield lambda line: None
+    return
   if not sys.stderr.isatty():
     yield lambda line: _say(label, total, line, rate(line))
     return

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 def logits(model, tokens: jax.Array) -> jax.Array:
   """[B T] -> float32 [B T V]: the law of what follows each position."""
-  start = jnp.zeros(tokens.shape[0], jnp.int32)
+  start = jnp.zeros_like(tokens[:, 0])
   hidden, _, _ = model(tokens, start)
   return model.head(model.norm(hidden)).astype(jnp.float32)
 
