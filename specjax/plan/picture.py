@@ -53,13 +53,13 @@ def _gains(axes: Axes, n: dict) -> None:
   axes.axhline(1.0, color=INK, linewidth=1)
   most = n["memory"][0]["largest"]
   if most < batches[-1]:
-    axes.axvspan(most, batches[-1] * 1.3, color="#eef1f3", zorder=0)
+    axes.axvspan(most, batches[-1] * 1.6, color="#eef1f3", zorder=0)
     axes.annotate(
         f"more than {most}\ndo not fit", (most, 1), (4, -4),
         textcoords="offset points", va="top", fontsize=8, color=GREY,
     )
   axes.set_xscale("log", base=2)
-  axes.set_xlim(batches[0] / 1.3, batches[-1] * 1.3)
+  axes.set_xlim(batches[0] / 1.6, batches[-1] * 1.6)
   axes.set_ylim(0, 1.15 * max(gains))
   axes.xaxis.set_major_formatter("{x:g}")
   axes.set(xlabel="batch, rows", ylabel="speed-up (times)")

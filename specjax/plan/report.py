@@ -15,8 +15,8 @@ LEFT_OUT = (
     " the links. A real run takes longer, its draft steps more so than its"
     " passes; ratios of two times are better than either.",
     "Rows are as long as all their slots; branches count by the dearest, so"
-    " sampling is that with top-p. K drafts cost K draft steps. What the"
-    " drafter reads of a prompt is not in its time.",
+    " sampling is that with top-k and top-p. K drafts cost K draft steps. The"
+    " drafter's reading of a prompt is not in its time.",
 )
 
 
@@ -128,8 +128,8 @@ def sentences(n: dict) -> Iterator[str]:
   for row in n["memory"]:
     if row["unfit"]:
       yield _sentence(row["unfit"])
-  largest = n["memory"][0]["largest"]
-  yield f"The largest batch that fits is {largest}."
+  if not any(row["unfit"] for row in n["memory"]):
+    yield f"The largest batch that fits is {n['memory'][0]['largest']}."
   fit = n["fit"]
   if not fit["refused"]:
     yield (
