@@ -19,6 +19,7 @@ from flax import nnx
 
 from specjax import engine, rules, states
 from specjax.processes import agreed, fetch
+from specjax.states import caught_up
 from specjax.types import RUNNING, UNUSED, Draft, State, Tally
 
 WIDTHS = (1, 2, 4, 8)  # and 0, which is no drafts
@@ -91,10 +92,11 @@ class _Silent(nnx.Module):
 def rest(
     target, drafter, state: State, *, rule, window, idle, rounds
 ) -> tuple[State, Tally]:
-  """At most `rounds` rounds without drafts; `last` gathers what they commit.
+  """At most `rounds` rounds without drafts; `last` counts what they commit.
 
-  The drafter reads that when it next drafts, or when `last` has no more room:
-  once in K + 1 tokens.
+  A drafter without taps reads that from the text when it next drafts
+  (`states.caught_up`), which may be never. One with taps is handed it whenever
+  `last` has no more room, once in K + 1 tokens.
   """
   silent, W = _Silent(drafter.taps, window), state.last.tokens.shape[1]
   idle = engine.bearable(state.rows, idle)
@@ -113,10 +115,11 @@ def rest(
 
   def body(carry):
     now, gathered, tally = carry
-    # A loop of one turn or none: a branch would copy the drafter's cache.
-    full = jnp.any(gathered.count == W).astype(jnp.int32)
-    dstate, gathered = jax.lax.fori_loop(0, full, fed, (now.draft, gathered))
-    now = now._replace(draft=dstate)
+    if drafter.taps:
+      # A loop of one turn or none: a branch would copy the drafter's cache.
+      full = jnp.any(gathered.count == W).astype(jnp.int32)
+      dstate, gathered = jax.lax.fori_loop(0, full, fed, (now.draft, gathered))
+      now = now._replace(draft=dstate)
     now, info = engine.step(target, silent, now, rule=rule)
     here = jnp.arange(W) == gathered.count[:, None]
     here &= info.emitted[:, None] > 0
@@ -180,11 +183,12 @@ class Auto:
       for K, window in ways[:: 1 if i % 2 else -1]:
         own = jax.block_until_ready(states.fork(state, range(B), i))
         start = time.perf_counter()
-        # Without drafts so many that the drafter is fed, as it is at times.
+        # Without drafts so many that taps are handed on, as they are at times.
         rounds = BURST if K else 2 * (self.most + 1)
-        _, tally = self._burst(own, K, window, B - 1, rounds)
+        own, tally = self._burst(own, K, window, B - 1, rounds)
         steps = max(int(tally.steps), 1)
         spent[K, window].append((time.perf_counter() - start) / steps)
+        caught_up(self.target, self.drafters[self.most], own)  # compiles
     # One clock for all processes, which have to choose alike.
     found = agreed([float(np.median(x[1:])) for x in spent.values()])
     found = dict(zip(spent, found))
@@ -208,24 +212,25 @@ class Auto:
   ) -> tuple[State, Tally]:
     """As `engine.generate`; the Tally is on the host, as wide as the most K."""
     seconds, window = self.costs(state)
-    total = fetch(engine.empty_tally(state))
+    total, left = None, rounds
     finish, lengths = fetch((state.rows.finish, state.rows.length))
     most = int(np.sum(finish != UNUSED)) - 1
     idle = most if idle is None else min(idle, most)
     self._welcome(lengths)
-    while total.steps < rounds:
+    while left > 0:
       running = finish == RUNNING
       if most + 1 - running.sum() > idle:
         break
       K = self.choose(seconds, running)
-      burst = min(rounds - int(total.steps), self._length(K))
+      burst = min(left, self._length(K))
       state, tally = self._burst(state, K, window, idle, burst)
       tally, finish, self._lengths = fetch(
           (tally, state.rows.finish, state.rows.length)
       )
       self._learn(K, tally, seconds, running)
-      total = jax.tree.map(np.add, total, tally)
-    return state, total
+      left -= int(tally.steps)
+      total = tally if total is None else jax.tree.map(np.add, total, tally)
+    return state, fetch(engine.empty_tally(state)) if total is None else total
 
   def choose(self, seconds: dict[int, float], running) -> int:
     """The K of the next rounds, for rows that are `running` [B]."""
@@ -264,6 +269,7 @@ class Auto:
 
   def _burst(self, state, K: int, window: int, idle: int, rounds: int):
     if K:
+      state = caught_up(self.target, self.drafters[self.most], state)
       return engine.generate(
           self.target, self.drafters[K], state, rule=self.rule, idle=idle,
           rounds=rounds,

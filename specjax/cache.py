@@ -6,9 +6,13 @@ can see them, so there is no rollback operation.
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.sharding import alone, spec
 from specjax.types import KV
+
+# Told, since a TPU would turn a long loop's caches slot-major, and back.
+ORDER = Layout((0, 1, 2, 3))
 
 
 def empty(batch: int, heads: int, capacity: int, dim: int, dtype) -> KV:
@@ -31,7 +35,6 @@ def sound(new: KV) -> KV:
   return KV(jnp.where(ok, new.k, jnp.nan), jnp.where(ok, new.v, 0))
 
 
-@jax.vmap
 def write(kv: KV, new: KV, start: jax.Array) -> KV:
   """Puts a window of keys and values [H T D] at slots start..start+T.
 
@@ -39,7 +42,9 @@ def write(kv: KV, new: KV, start: jax.Array) -> KV:
   good slots: whoever allocates must leave room for the widest window
   (`states.bucket`).
   """
-  put = lambda c, n: jax.lax.dynamic_update_slice(
-      c, n.astype(c.dtype), (0, start, 0)
+  put = jax.vmap(lambda c, n, at: jax.lax.dynamic_update_slice(
+      c, n.astype(c.dtype), (0, at, 0)
+  ))
+  return jax.tree.map(
+      lambda c, n: put(with_layout_constraint(c, ORDER), n, start), kv, new
   )
-  return jax.tree.map(put, kv, new)

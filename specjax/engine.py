@@ -131,6 +131,29 @@ def extend(target, drafter, state: State, chunk, count) -> State:
   return State(rows, cache, dstate, choose(count > 0, final, last))
 
 
+def catch_up(target, drafter, state: State) -> State:
+  """Has the drafter read the text of rows whose `last` counts more tokens
+  than it has room for, down to what it has room for. Pure."""
+  rows, W = state.rows, state.last.tokens.shape[1]
+  window = jax.vmap(lambda t, at: jax.lax.dynamic_slice_in_dim(t, at, W))
+
+  def body(carry):
+    dstate, last = carry
+    dstate = drafter.ingest(target, dstate, last)
+    more = jnp.clip(last.count - W, 0, W)
+    start = last.start + more
+    fresh = Commit(
+        window(rows.tokens, start), last.features, last.count - more, start
+    )
+    return dstate, choose(more > 0, fresh, last)
+
+  behind = lambda carry: jnp.any(carry[1].count > W)
+  dstate, last = jax.lax.while_loop(
+      behind, body, (state.draft, state.last)
+  )
+  return state._replace(draft=dstate, last=last)
+
+
 def choose(where, new, old):
   """Row-wise choice between two pytrees of batch-leading arrays."""
   return jax.tree.map(

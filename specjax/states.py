@@ -53,6 +53,7 @@ _extend = jax.jit(engine.extend, donate_argnames="state")
 _features = jax.jit(
     lambda target, drafter, *window: target(*window, drafter.taps)[1]
 )
+_catch_up = jax.jit(engine.catch_up, donate_argnames="state")
 _ingest = jax.jit(lambda target, drafter, *rest: drafter.ingest(target, *rest))
 Prompts = Sequence[Sequence[int] | None]
 
@@ -259,6 +260,7 @@ def resume(
   joined = [None if t is None else o + t for o, t in zip(old, texts)]
   chunks = _chunks(chunks)
   state, rest = _admit(target, drafter, state, wish, joined, begin, chunks)
+  state = caught_up(target, drafter, state)
   return _feed(target, drafter, state, rest, chunks)
 
 
@@ -286,6 +288,8 @@ def rewind(target, drafter, state: State, lengths, *, chunks=CHUNKS) -> State:
           f"rewind: length {n} of row {i} must lie in 1..{len(text)}."
       )
   lengths = lengths.astype(np.int32)  # after the check, so nothing wraps
+  state = caught_up(target, drafter, state)
+  rows = state.rows
   kept = [t[:n] for t, n in zip(texts, lengths)]
   short = np.maximum(lengths - 1, 1)
   dstate = _ingest(target, drafter, state.draft, state.last)
@@ -339,6 +343,14 @@ def fork(state: State, index: Sequence[int], seed) -> State:
   finish = jnp.where(real, rows.finish, UNUSED)
   rows = rows._replace(key=row_keys(wish["key"]), finish=finish)
   return out._replace(rows=rows)
+
+
+def caught_up(target, drafter, state: State) -> State:
+  """The state with a drafter that has read all but what `last` has room for,
+  as it may not have while nothing was drafted. Donates `state` if need be."""
+  if (fetch(state.last.count) <= state.last.tokens.shape[1]).all():
+    return state
+  return _catch_up(target, drafter, state=state)
 
 
 def used(state: State) -> int:

@@ -35,7 +35,8 @@ class Commit(NamedTuple):
   """A window of tokens that were committed, as a drafter ingests them.
 
   `features[:, i]` PREDICTED `tokens[:, i]` (zero at position 0); the first
-  `count` are real and stand at positions start .. start + count.
+  `count` are real and stand at positions start .. start + count. A drafter
+  without taps may be behind by more than W: `engine.catch_up`.
   """
 
   tokens: Int[Array, "B W"]

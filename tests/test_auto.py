@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax import auto, engine, rules, sharding
+from specjax import auto, engine, rules, sharding, states
 from specjax.auto import PATIENCE, Auto, Track
 from specjax.drafters.autoregressive import Autoregressive
 from specjax.drafters.ngram import NGram
@@ -55,6 +55,7 @@ def test_a_drafter_that_rested_misses_nothing(tiny):
   state = tiny.prefill(new=30, sampling=greedy, capacity=128)
   for rounds in (2, 7, 9):
     state, _ = run(state, rounds=rounds)
+    state = states.caught_up(tiny.target, tiny.drafter, state)
     texts = outputs_of(state)
     whole = [[*p, *t] for p, t in zip(tiny.PROMPTS, texts)]
     fresh = tiny.prefill(whole, 12, sampling=greedy, capacity=128)
@@ -63,6 +64,33 @@ def test_a_drafter_that_rested_misses_nothing(tiny):
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logits, want.logits, atol=1e-4)
   assert run.rounds[0] == 18
+
+
+@pytest.mark.parametrize("how", [states.resume, states.rewind])
+def test_a_text_that_changes_hands_is_read_first(tiny, how):
+  """After rounds without drafts, resumed or shortened, nothing is missing."""
+  run = Auto(tiny.target, tiny.drafter, seconds=DEAR)
+  greedy = dict(temperature=0.0)
+  state, _ = run(tiny.prefill(new=30, sampling=greedy, capacity=128), rounds=17)
+  assert (np.asarray(state.last.count) > tiny.K + 1).all()
+  texts = states.texts_of(state)
+  if how is states.resume:
+    texts = [[*t, 3, 1] for t in texts]
+    state = states.resume(
+        tiny.target, tiny.drafter, state, [[3, 1]] * tiny.B,
+        max_new_tokens=12, sampling=greedy, chunks=(8,),
+    )
+  else:
+    texts = [t[:-3] for t in texts]
+    state = states.rewind(
+        tiny.target, tiny.drafter, state, [len(t) for t in texts]
+    )
+  fresh = tiny.prefill(texts, 12, sampling=greedy, capacity=128)
+  want, got = (
+      jax.jit(engine.propose)(tiny.target, tiny.drafter, s)[0]
+      for s in (fresh, state)
+  )
+  np.testing.assert_allclose(got.logits, want.logits, atol=1e-4)
 
 
 def test_off_where_drafts_do_not_pay_and_tried_again(tiny, caplog):
@@ -272,13 +300,19 @@ def test_nothing_is_compiled_after_a_calibration(tiny):
   run = Auto(tiny.target, tiny.drafter, widths=(1,))
   state = tiny.prefill(new=60, capacity=128)
   run(fork(state, range(tiny.B), 0), rounds=1)
-  programs = engine.generate._cache_size(), auto.rest._cache_size()
+  sizes = lambda: [
+      f._cache_size() for f in (engine.generate, auto.rest, states._catch_up)
+  ]
+  programs = sizes()
   run(fork(state, range(tiny.B), 1))
   dear = run._costs[state.rows.tokens.shape][0] | {1: 9.0, 3: 9.0}
   run._given = dear
-  run(fork(state, range(tiny.B), 2))
-  assert run.rounds[0] > 9  # a drafter was fed in between
-  assert (engine.generate._cache_size(), auto.rest._cache_size()) == programs
+  behind, _ = run(fork(state, range(tiny.B), 2), rounds=12)
+  assert run.rounds[0] > 9
+  assert (np.asarray(behind.last.count) > tiny.K + 1).all()
+  run._given = dear | {1: 0.1}
+  run(fork(behind, range(tiny.B), 3))  # reads what it missed
+  assert sizes() == programs
 
 
 @pytest.mark.parametrize("wrong", [dict(widths=(0, 2)), dict(widths=(-1,))])

@@ -54,10 +54,10 @@ def compiled(c, drafter, batch=1, narrow=0):
 
 
 def reduced(text, c, window):
-  """(all-reduces of the target's stream, float32 [1 window width]; all other
+  """(all-reduces of the target's stream, bfloat16 [1 window width]; all other
   collectives by kind and bytes)."""
   found = collections.Counter((x.kind, x.bytes) for x in hlo.collectives(text))
-  stream = found.pop(("all-reduce", 4 * window * c.width), 0)
+  stream = found.pop(("all-reduce", 2 * window * c.width), 0)
   return stream, dict(found)
 
 
@@ -70,14 +70,11 @@ def test_the_loop_writes_in_place_and_moves_nothing_large(name, c):
   assert program.memory_analysis().alias_size_in_bytes >= caches
   layer = programs.held(state.cache[0].k)
   assert not hlo.copies(text, layer)
-  row = 4 * c.vocab  # a law; a cache is larger
-  moved = [
-      x for x in hlo.collectives(text)
-      if x.kind in ("all-gather", "all-to-all") and x.bytes >= row
-  ]
-  assert not moved
   stream, outside = reduced(text, c, state.last.tokens.shape[1])
-  assert stream == 2 * c.layers  # behind attention and behind the MLP
+  # Behind attention and behind the MLP; and the embedding, cut by vocabulary.
+  assert stream == 2 * c.layers + 1
+  # A law; a cache is larger. A gather may be told as a sum with zeros.
+  assert all(size < 4 * c.vocab for _, size in outside)
   print(f"{name}: outside the target's layers {outside}")
 
 
@@ -96,12 +93,10 @@ def test_a_planted_gather_and_a_planted_copy_are_seen():
     text = jax.jit(bad).lower(target, state).compile().as_text()
     layer = programs.held(state.cache[0].k)
   assert hlo.copies(text, layer)
-  assert any(
-      x.kind == "all-gather" and x.bytes >= 4 * TARGET.vocab
-      for x in hlo.collectives(text)
-  )
+  assert any(x.bytes == 4 * TARGET.vocab for x in hlo.collectives(text))
 
 
+@pytest.mark.slow  # 80 layers compile in minutes
 def test_all_of_70b_fits_sixteen_chips():
   c = dataclasses.replace(TARGET, layers=80)
   with jax.set_mesh(programs.mesh(V4)):
@@ -110,5 +105,21 @@ def test_all_of_70b_fits_sixteen_chips():
     facts = programs.compiled(programs.verify(target, shape, K), cost=False)
     state = programs.state(target, Nothing(), shape)
     cache = programs.held(state.cache)
-  assert facts.total < V4.chip.usable * 2**30
+  assert facts.arguments + facts.beside < V4.chip.usable * 2**30
   assert facts.temporaries < 0.05 * cache + 0.2e9
+
+
+def test_scores_of_a_prompt_of_8k_stay_on_the_chip():
+  """A chunk's scores over 8k slots, 35 MB a layer, live in a v4's own memory:
+  no kernel could move fewer bytes of HBM, and no temporary grows with them."""
+  facts = {}
+  for slots in (SLOTS, 8192 + programs.CHUNK):
+    with jax.set_mesh(programs.mesh(V4)):
+      lowered = programs.prefill(programs.model(TARGET), Shape(1, slots))
+      facts[slots] = programs.compiled(lowered)
+  short, long = facts.values()
+  assert long.temporaries < 8e6
+  # What a longer cache may cost: its keys and values, read once.
+  slot = 2 * 2 * TARGET.layers * TARGET.kv_heads * TARGET.dim / V4.chips
+  more = slot * (8192 + programs.CHUNK - SLOTS)
+  assert long.cost.bytes - short.cost.bytes < 1.5 * more
