@@ -88,6 +88,7 @@ def main(c):
     about = machine.about(command, settings)
     file = pathlib.Path(c.out) / "results.jsonl"
     with journal.open_journal(file, about) as j:
+      shell.say("each width compiles first, a minute or so without a line.")
       with shell.bar("bench") as tick:
         run(c, asked, j, target, drafters, rule, found, tokens, tick)
   if not processes.leads():
@@ -121,8 +122,11 @@ def check(c) -> dict:
           f"--batch={batch} does not spread over the {shards} data shards of"
           f" --mesh={c.mesh}; give a multiple."
       )
-  if c.peer and shards > 1:
-    raise ValueError("--peer reads one prompt at a time; give --mesh=1x1.")
+  if c.peer and (c.mesh != "1x1" or c.drafter_shards or c.multihost):
+    raise ValueError(
+        "--peer reads one prompt at a time on one device; give --mesh=1x1, and"
+        " neither --drafter_shards nor --multihost."
+    )
   if c.peer and (c.quantize or c.drafter_quantize):
     raise ValueError("--peer has no int8 weights; leave --quantize out.")
   if "nothing" in c.drafter:
@@ -170,9 +174,10 @@ def texts(c, target):
           requests.request(prompt.text, n, options, target.tokenizer).tokens
       )
       kept.append(prompt)
+    except requests.TooLong:
+      continue  # counted
     except ValueError as error:
-      if "max_prompt_tokens" not in str(error):
-        raise ValueError(f"{c.prompts}: {prompt.id}: {error}") from None
+      raise ValueError(f"{c.prompts}: {prompt.id}: {error}") from None
   if not kept:
     raise ValueError(
         f"{c.prompts}: every prompt is longer than --max_prompt_tokens ="
@@ -211,7 +216,7 @@ def run(c, asked, j, target, drafters, rule, found, tokens, tick):
         autos[batch, name] = auto.Auto(target.module, drafter, rule=rule)
       runner = autos[batch, name]
     else:
-      drafter = auto.narrowed(drafter, k)
+      drafter = auto.with_k(drafter, k)
       runner = bound(target.module, drafter, rule)
       if c.costs and heat == asked["heat"][0]:
         cost(j, key, target, drafter, rule, groups[0], asked["heat"], base)

@@ -38,7 +38,8 @@ FLAGS = words.FLAGS | words.SYNTHETIC | words.PODS | dict(
     input=("", "A JSONL file of prompts, for a batch job."),
     output=("", "Where the job's lines go, in the order of --input."),
     num_speculative_tokens=(
-        "4", "Drafts a round, K; auto chooses while it runs.",
+        "4",
+        "Drafts a round, K; auto chooses while it runs, and compiles several.",
     ),
     temperature=(1.0, "0 is greedy."),
     top_p=(1.0, "Keep the likeliest tokens of this mass; 1 is off."),

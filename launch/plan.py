@@ -4,9 +4,11 @@
   python launch/plan.py --config=configs/chinchilla_70b_4b.py \\
       --topology=v4:2x2x4 --batch=1,8,64 --k=2,4,8 --context=2048 --out=plans/x
 
-Compiles the engine's own programs for that slice, with libtpu and no TPU, and
-tells what a chip holds, what chips send each other, the least time a token
-takes for each K, the K to choose, and the batch at which drafts stop paying.
+Compiles the engine's own programs for that slice, with libtpu and no TPU, in
+some minutes, and tells what a chip holds, what chips send each other, the least
+time a token takes for each K, the K to choose, and the batch at which drafts
+stop paying. Of other configs than Chinchilla's the shapes are a part:
+--config=configs/qwen3_8b_0_6b.py:shapes.
 Tables go to stdout; --out becomes a folder of README.md, plan.json, plan.png.
 """
 
@@ -55,6 +57,10 @@ def main(c):
   # A program that cannot run here must not be looked for among those that do.
   jax.config.update("jax_enable_compilation_cache", False)
   asked = read(c)
+  shell.say(
+      "compiling a dozen programs, some minutes; that libtpu finds no TPU,"
+      " which it says at length, is as it should be."
+  )
   with shell.bar("plan") as tick:
     numbers = planner.foresee(asked, tick)
   command = " ".join(["python", *map(shlex.quote, sys.argv)])

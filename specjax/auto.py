@@ -66,7 +66,7 @@ def rates(alpha, seconds: dict[int, float]) -> dict:
   }
 
 
-def narrowed(drafter, K: int):
+def with_k(drafter, K: int):
   """The same drafter, K tokens a round: a copy whose `K` is another, which
   nothing that it keeps hangs on (`engine.Drafter`)."""
   out = copy.copy(drafter)
@@ -108,10 +108,9 @@ def rest(
 
   def fed(_, carry):
     dstate, gathered = carry
-    start = gathered.start + gathered.count
-    none = jnp.zeros_like(gathered.count)
     dstate = drafter.ingest(target, dstate, gathered)
-    return dstate, gathered._replace(count=none, start=start)
+    some = gathered.count > 0
+    return dstate, engine.choose(some, engine.final(gathered, W), gathered)
 
   def body(carry):
     now, gathered, tally = carry
@@ -135,8 +134,7 @@ def rest(
 
   begun = (state, state.last, engine.empty_tally(state))
   now, gathered, tally = jax.lax.while_loop(going, body, begun)
-  last = engine.choose(gathered.count > 0, gathered, state.last)
-  return now._replace(last=last), tally
+  return now._replace(last=gathered), tally
 
 
 class Auto:
@@ -160,7 +158,12 @@ class Auto:
     self.target, self.rule = target, rule
     self.most = drafter.K
     widths = {K for K in widths if K < drafter.K} | {drafter.K}
-    self.drafters = {K: narrowed(drafter, K) for K in sorted(widths)}
+    self.drafters = {K: with_k(drafter, K) for K in sorted(widths)}
+    if seconds is not None and set(seconds) != {0, *self.drafters}:
+      raise ValueError(
+          f"auto: seconds are given for K {sorted(seconds)}; give them for"
+          f" {[0, *self.drafters]}."
+      )
     self.rounds = {K: 0 for K in (0, *self.drafters)}  # made at each K
     self.calibrating = 0.0  # seconds spent on it so far
     self._given, self._costs = seconds, {}  # by the shape of a state

@@ -113,22 +113,24 @@ def extend(target, drafter, state: State, chunk, count) -> State:
   whole = Commit(chunk, features, count, rows.length)
   dstate = drafter.ingest(target, state.draft, last)
   dstate = drafter.ingest(target, dstate, whole)
-  # `last` keeps its width: only the final token, to be ingested once more.
-  end = jnp.arange(C) == count[:, None] - 1
-  only = lambda x: _spread(
-      jnp.sum(jnp.where(_like(end, x), x, 0), 1), last.tokens.shape[1]
-  )
-  final = Commit(
-      only(chunk),
-      only(features),
-      jnp.ones_like(count),
-      rows.length + count - 1,
-  )
   rows = rows._replace(
       tokens=_write(rows.tokens, chunk, rows.length),
       length=rows.length + count,
   )
-  return State(rows, cache, dstate, choose(count > 0, final, last))
+  new = final(whole, last.tokens.shape[1])
+  return State(rows, cache, dstate, choose(count > 0, new, last))
+
+
+def final(commit: Commit, width: int) -> Commit:
+  """The last token of a window that was ingested, to be ingested once more: so
+  `State.last` is never empty."""
+  end = jnp.arange(commit.tokens.shape[1]) == commit.count[:, None] - 1
+  only = lambda x: _spread(jnp.sum(jnp.where(_like(end, x), x, 0), 1), width)
+  one = jnp.ones_like(commit.count)
+  return Commit(
+      only(commit.tokens), only(commit.features), one,
+      commit.start + commit.count - 1,
+  )
 
 
 def catch_up(target, drafter, state: State) -> State:

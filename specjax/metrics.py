@@ -1,6 +1,6 @@
 """Tally -> numbers, by definitions that are pooled sums, never means of means.
 
-rounds: target passes a row took part in; drafted, accepted: tokens judged and
+rounds: target passes a row took part in; drafted, accepted: drafts made, and
 kept before stops cut the block; emitted: tokens after it; bonus: rounds whose
 drafts all stood; dropped: tokens that stops and budgets cut off.
 """

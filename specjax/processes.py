@@ -3,7 +3,7 @@
 All of them run the same host code on the same input, so whatever steers that
 code must be alike in all: arrays by `fetch`, what one process alone knows by
 `agreed`, what any may be told by `anywhere`. One of them `leads`, and writes.
-With one process all of these do nothing.
+With one process there is nothing to agree on.
 """
 
 import jax

@@ -20,6 +20,10 @@ FIELDS = ("prompt", "id", *SAMPLING, "max_new_tokens", "seed", "stop",
           "num_speculative_tokens")
 
 
+class TooLong(ValueError):
+  """A prompt of more tokens than may be read."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
   """What every line gets unless it says otherwise, and what bounds it.
@@ -89,7 +93,7 @@ def request(
     raise ValueError("the prompt is empty; give at least one character.")
   over = len(tokens) - options.max_prompt_tokens
   if over > 0 and not options.truncate:
-    raise ValueError(
+    raise TooLong(
         f"the prompt has {len(tokens)} tokens, max_prompt_tokens ="
         f" {options.max_prompt_tokens}; shorten it, or allow truncation, which"
         " keeps its end."

@@ -45,8 +45,10 @@ def mesh(
   if min(shape) < 1 or need > len(devices):
     parts = f"{data} x {model}" if fsdp == 1 else f"{data} x {fsdp} x {model}"
     raise ValueError(
-        f"mesh: {parts} needs {need} devices, there are {len(devices)}; choose"
-        f" data x model between 1 and {len(devices)}."
+        f"mesh: {parts} needs {need} devices, of {len(devices)}; choose parts"
+        f" of at least 1 and at most {len(devices)} in all, or play a larger"
+        " mesh on a CPU:"
+        " XLA_FLAGS=--xla_force_host_platform_device_count=8."
     )
   narrow = model if narrow is None else narrow
   if narrow < 1 or model % narrow:

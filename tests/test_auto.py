@@ -288,6 +288,27 @@ def test_features_of_rounds_without_drafts_reach_the_drafter(tiny):
   assert run.rounds == {0: 9, 1: 0, 2: 0, 3: 0}
 
 
+def test_features_of_a_row_that_ended_while_others_rested(tiny):
+  drafter, greedy = Tapped(3), dict(temperature=0.0)
+  run = Auto(tiny.target, drafter, seconds=DEAR)
+  state, _ = run(tiny.prefill(
+      new=[6, 30, 30, 30], drafter=drafter, sampling=greedy, capacity=128
+  ), rounds=15)
+  texts = [[*t, 3, 1] for t in states.texts_of(state)]
+  state = states.resume(
+      tiny.target, drafter, state, [[3, 1]] * tiny.B, max_new_tokens=12,
+      sampling=greedy, chunks=(8,),
+  )
+  fresh = tiny.prefill(
+      texts, 12, drafter=drafter, sampling=greedy, capacity=128
+  )
+  want, got = (
+      jax.jit(engine.propose)(tiny.target, drafter, s)[0]
+      for s in (fresh, state)
+  )
+  np.testing.assert_array_equal(got.tokens, want.tokens)
+
+
 def test_a_rare_drafter_is_not_taken_for_a_good_one(tiny):
   """Rounds in which it had nothing to say are rounds that gained nothing."""
   run = Auto(tiny.target, NGram(3), seconds={0: 1.0, 1: 1.3, 2: 1.5, 3: 1.7})
@@ -313,6 +334,11 @@ def test_nothing_is_compiled_after_a_calibration(tiny):
   run._given = dear | {1: 0.1}
   run(fork(behind, range(tiny.B), 3))  # reads what it missed
   assert sizes() == programs
+
+
+def test_seconds_of_other_widths_are_refused(tiny):
+  with pytest.raises(ValueError, match=r"give them for \[0, 1, 2, 3\]"):
+    Auto(tiny.target, tiny.drafter, seconds={0: 1.0, 5: 2.0})
 
 
 @pytest.mark.parametrize("wrong", [dict(widths=(0, 2)), dict(widths=(-1,))])

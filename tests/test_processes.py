@@ -1,5 +1,6 @@
 """Two real processes of four fake devices each run one program."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -50,6 +51,16 @@ def address():
   with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
     return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def met(where):
+  """Waits until the leading process listens, and the other has had time."""
+  host, port = where.split(":")
+  for _ in range(600):
+    with contextlib.suppress(OSError), socket.create_connection((host, port)):
+      return time.sleep(4)
+    time.sleep(0.1)
+  raise TimeoutError(where)
 
 
 def start(*command):
@@ -165,6 +176,7 @@ def test_a_job_killed_ten_times_holds_each_input_once(tmp_path):
     have = lambda: (tmp_path / "out.jsonl").exists() and len(
         (tmp_path / "out.jsonl").read_bytes().splitlines()
     )
+    met(where)  # one that never met another waits five minutes for it
     before, limit = have() or 0, time.monotonic() + 120
     # At first whenever it is; then after lines of its own, so that it ends.
     wait = rng.uniform(0, 25) if n % 2 else None

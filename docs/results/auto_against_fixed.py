@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import embedded, engine, metrics, rules, sharding
-from specjax.auto import Auto, narrowed
+from specjax.auto import Auto, with_k
 from specjax.bench import costs, machine, measure
 from specjax.bench.measure import Group, Side, Task
 from specjax.drafters.autoregressive import Autoregressive
@@ -37,7 +37,7 @@ def bound(target, drafter):
 
 
 def fixed(target, drafter, K):
-  own = narrowed(drafter, K)
+  own = with_k(drafter, K)
   return Side(target, own, bound(target, own))
 
 

@@ -14,7 +14,7 @@ from specjax.processes import agreed
 from specjax.sharding import spec
 from specjax.stream import stream
 
-LOOP = 40  # rounds; the figures are stable from 20 on
+LOOP = 40  # rounds
 TURNS = 9  # of the loops
 
 

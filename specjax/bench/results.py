@@ -330,7 +330,7 @@ def _theory(k, counts: dict, ms: dict) -> dict | None:
   c = ms["propose"] / k / ms["one"]
   wide = 1.0
   if ms["narrow"] and counts["rounds"]:
-    wide = counts["reached"][0] / counts["rounds"]
+    wide = sum(counts["reached"][:1]) / counts["rounds"]
   whole = max(ms["rounds"], ms["both"] if ms["narrow"] else 0.0)
   verify = max(whole - ms["propose"], 0.0) / ms["one"]
   verify = wide * verify + (1 - wide)

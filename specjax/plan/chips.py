@@ -19,8 +19,8 @@ HOP = 1e-6  # seconds to a neighbour (jax-ml.github.io/scaling-book)
 @dataclasses.dataclass(frozen=True)
 class Chip:
   name: str
-  memory: float  # GiB of HBM
-  usable: float  # GiB of it
+  memory: float  # GiB of HBM, as the vendor rounds it
+  usable: float  # GiB that a program may use
   bandwidth: float  # of HBM, bytes a second
   flops: float  # bfloat16, a second
   link: float  # bytes a second, one way

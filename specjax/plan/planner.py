@@ -20,8 +20,8 @@ from specjax.plan.memory import GIB, Memory
 from specjax.plan.programs import Exhausted, Shape
 from specjax.plan.roofline import Batch, Held
 from specjax.plan.slices import Slices
+from specjax.states import ALIGN
 
-ALIGN = 128  # slots; a cache of another size would be copied
 SECOND = 8  # times the first batch is compiled for too: lines need two
 
 
@@ -94,16 +94,16 @@ def foresee(a: Asked, tick: Callable[[int, int], None]) -> dict:
       target=dict(parameters=programs.parameters(a.target)),
       drafter=dict(parameters=programs.parameters(a.drafter)),
   )
-  first, last = min(a.batches), max(a.batches)
-  second = SECOND * first if first == last else min(last, SECOND * first)
-  slices = Slices(
-      a.target, a.drafter, a.context, a.ks, (first, second), a.narrow
+  first = min(a.batches)
+  some = lambda batches: Slices(
+      a.target, a.drafter, a.context, a.ks, batches, a.narrow
   )
   mesh = programs.mesh(a.place, a.data, a.narrow)
   with jax.set_mesh(mesh):
-    sums = add(a, slices)
+    sums = add(a, some((first,)))
     rooms = _rooms(a, sums, lambda rows: 0.0)
     refuse(rooms)
+    slices = some((first, _second(a, rooms[0]["largest"])))
     states = {
         depth: slices.held(slices.pair(depth), slices.batches[0])
         for depth in slices.depths
@@ -119,9 +119,12 @@ def foresee(a: Asked, tick: Callable[[int, int], None]) -> dict:
   room = next(r for r in rooms if r["batch"] == fitting)
   fit = dict(batch=fitting, k=slices.ks[-1], refused=None)
   if isinstance(found, Exhausted):
-    fit["refused"] = room["unfit"] = (
+    fit["refused"] = (
         f"batch {fitting} at {a.context} slots does not fit: {found}."
     )
+    for room in rooms:
+      room["largest"] = min(room["largest"], fitting - a.data)
+      room["unfit"] = room["unfit"] or fit["refused"]
   else:
     held = room["weights"] + room["cache"]
     foretold = held + slices.loop(states, room["cache"])
@@ -145,6 +148,16 @@ def foresee(a: Asked, tick: Callable[[int, int], None]) -> dict:
       what_if=_elsewhere(a, known, sums) if a.what_if else None,
       compiling_seconds=time.monotonic() - start,
   )
+
+
+def _second(a: Asked, most: int) -> int:
+  """Another batch than the first, which fits too, to draw lines through."""
+  first, last = min(a.batches), max(a.batches)
+  second = SECOND * first if first == last else min(last, SECOND * first)
+  if min(second, most) > first:
+    return min(second, most)
+  # Of so few rows no fewer can be asked for; a few layers may hold more.
+  return second if first == a.data else first // 2 // a.data * a.data
 
 
 def add(a: Asked, slices: Slices) -> Sums:

@@ -27,7 +27,8 @@ class Table(NamedTuple):
 
 
 def tables(n: dict) -> Iterator[Table]:
-  """All tables of the numbers that `planner.foresee` made."""
+  """All tables of the numbers that `planner.foresee` made and launch/plan.py
+  added names to."""
   gib = lambda x: f"{x / GIB:.2f}"
   yield Table(
       f"Memory of a chip, GiB of {n['usable'] / GIB:g}",

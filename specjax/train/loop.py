@@ -105,7 +105,7 @@ def run(
     for step in range(first + 1, r.steps + 1):
       rows = data.batch(train, step - 1, r.seed, r.batch, r.length)
       state, value = advance(state, others, put(rows, "batch", None))
-      # Waiting for every loss costs nothing beside a step of this size.
+      # A loss that is no number ends the run before it is kept.
       line = {"step": step, "loss": float(value)}
       if not np.isfinite(line["loss"]):
         raise FloatingPointError(

@@ -61,8 +61,10 @@ def reduced(text, c, window):
   return stream, dict(found)
 
 
-@pytest.mark.parametrize("c", [TARGET, GROUPED], ids=["70b", "grouped"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "c, name", [*((TARGET, name) for name in DRAFTERS), (GROUPED, "narrow")],
+    ids=[*DRAFTERS, "grouped-narrow"],
+)
 def test_the_loop_writes_in_place_and_moves_nothing_large(name, c):
   narrow = int(name == "narrow")
   program, state, text = compiled(c, DRAFTERS[name], narrow=narrow)
