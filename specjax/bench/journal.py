@@ -83,8 +83,20 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, "a+b") as file:
     jobs.lock(file, f"{path}: another run is writing it; give another --out.")
+    _own(file, path)
     _cut(file)  # first: what a kill left may be a whole line but for its end
     yield file
+
+
+def _own(file, path) -> None:
+  """Raises ValueError for what no run has written, before any of it is cut."""
+  file.seek(0)
+  head, own = file.read(len(b'{"kind"')), b'{"kind"'
+  if not own.startswith(head):
+    raise ValueError(
+        f"{path}: it is no run's results; give another --out, it is left as it"
+        " is."
+    )
 
 
 def _cut(file) -> None:

@@ -56,3 +56,12 @@ def test_a_broken_line_is_named(tmp_path):
   with pytest.raises(ValueError, match="line 2"):
     with open_journal(path, ABOUT):
       pass
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path):
+  path = tmp_path / "results.jsonl"
+  path.write_bytes(b"precious notes")
+  with pytest.raises(ValueError, match="no run's results"):
+    with open_journal(path, ABOUT):
+      pass
+  assert path.read_bytes() == b"precious notes"
