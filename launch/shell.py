@@ -51,8 +51,8 @@ def settings(
     if name not in c:
       raise ValueError(
           f"--config: {name!r} is unknown; its names are those of the flags:"
-          f" {', '.join(c)}; of a file with several configs, launch/plan.py"
-          " reads file.py:shapes."
+          f" {', '.join(c)}. (A file may hold several configs, such as"
+          " file.py:shapes.)"
       )
     kind = type(c[name])
     value = tuple(value) if isinstance(value, list) else value

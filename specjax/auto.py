@@ -19,7 +19,6 @@ from flax import nnx
 
 from specjax import engine, rules, states
 from specjax.processes import agreed, fetch
-from specjax.states import caught_up
 from specjax.types import RUNNING, UNUSED, Draft, State, Tally
 
 WIDTHS = (1, 2, 4, 8)  # and 0, which is no drafts
@@ -191,7 +190,8 @@ class Auto:
         own, tally = self._burst(own, K, window, B - 1, rounds)
         steps = max(int(tally.steps), 1)
         spent[K, window].append((time.perf_counter() - start) / steps)
-        caught_up(self.target, self.drafters[self.most], own)  # compiles
+        # Compiles what reads on after a rest.
+        states.caught_up(self.target, self.drafters[self.most], own)
     # One clock for all processes, which have to choose alike.
     found = agreed([float(np.median(x[1:])) for x in spent.values()])
     found = dict(zip(spent, found))
@@ -272,7 +272,9 @@ class Auto:
 
   def _burst(self, state, K: int, window: int, idle: int, rounds: int):
     if K:
-      state = caught_up(self.target, self.drafters[self.most], state)
+      state = states.caught_up(
+          self.target, self.drafters[self.most], state
+      )
       return engine.generate(
           self.target, self.drafters[K], state, rule=self.rule, idle=idle,
           rounds=rounds,

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from specjax.processes import agreed, anywhere, leads, told
+from specjax.processes import anywhere, led, told
 from specjax.requests import Options, Request, lines, parse, survey
 from specjax.serve import Answers
 
@@ -129,15 +129,15 @@ def _shared(
 ) -> Iterator[tuple[BinaryIO | None, int, int]]:
   """As `_opened` in the leading process; the others write nothing."""
   with contextlib.ExitStack() as stack:
-    found = None
-    try:
-      if leads():
-        found = stack.enter_context(_opened(output, header))
-    finally:  # the others wait for a word, whatever went wrong
-      done, wrong = map(int, agreed(found[1:] if found else (-1, -1)))
-    if done < 0:
-      raise ValueError(f"{output}: refused; the leading process says why.")
-    yield found[0] if found else None, done, wrong
+    file = None
+
+    def there():
+      nonlocal file
+      file, *counts = stack.enter_context(_opened(output, header))
+      return counts
+
+    done, wrong = led(output, there)
+    yield file, done, wrong
 
 
 @contextlib.contextmanager

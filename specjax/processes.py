@@ -2,9 +2,14 @@
 
 All of them run the same host code on the same input, so whatever steers that
 code must be alike in all: arrays by `fetch`, what one process alone knows by
-`agreed`, what any may be told by `anywhere`. One of them `leads`, and writes.
+`agreed`, what any may be told by `anywhere`. One of them `leads`, and writes;
+what it finds there the others have by `led`.
 With one process there is nothing to agree on.
 """
+
+import json
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,6 +49,23 @@ def told(data: bytes) -> bytes:
   mine = np.frombuffer(data, np.uint8)
   mine = mine if leads() else np.zeros(length, np.uint8)
   return np.asarray(agreed(mine)).tobytes()
+
+
+def led(what, work: Callable[[], Any]) -> Any:
+  """What `work()` gives in the leading process, as JSON has it, in all.
+
+  `what` it opens is named in the ValueError of the others where it raises.
+  """
+  found = None
+  try:
+    if leads():
+      found = work()
+  finally:  # the others wait for a word, whatever went wrong
+    data = told(json.dumps(found).encode())
+  found = json.loads(data)
+  if found is None:
+    raise ValueError(f"{what}: refused; the leading process says why.")
+  return found
 
 
 def anywhere(asked: bool) -> bool:

@@ -48,6 +48,15 @@ def test_greedy_text_is_that_of_the_naive_decoder(
     assert used == ({3} if seconds is FREE else {0, 1})
 
 
+def drafts_of(tiny, drafter, state, texts):
+  """(what is drafted after reading the texts anew, what `state` drafts)."""
+  fresh = tiny.prefill(
+      texts, 12, drafter=drafter, sampling=dict(temperature=0.0), capacity=128
+  )
+  propose = jax.jit(engine.propose)
+  return (propose(tiny.target, drafter, s)[0] for s in (fresh, state))
+
+
 def test_a_drafter_that_rested_misses_nothing(tiny):
   """What it drafts next is what it drafts after reading the text anew."""
   run = Auto(tiny.target, tiny.drafter, seconds=DEAR)
@@ -58,9 +67,7 @@ def test_a_drafter_that_rested_misses_nothing(tiny):
     state = states.caught_up(tiny.target, tiny.drafter, state)
     texts = outputs_of(state)
     whole = [[*p, *t] for p, t in zip(tiny.PROMPTS, texts)]
-    fresh = tiny.prefill(whole, 12, sampling=greedy, capacity=128)
-    want, _ = jax.jit(engine.propose)(tiny.target, tiny.drafter, fresh)
-    got, _ = jax.jit(engine.propose)(tiny.target, tiny.drafter, state)
+    want, got = drafts_of(tiny, tiny.drafter, state, whole)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logits, want.logits, atol=1e-4)
   assert run.rounds[0] == 18
@@ -85,11 +92,7 @@ def test_a_text_that_changes_hands_is_read_first(tiny, how):
     state = states.rewind(
         tiny.target, tiny.drafter, state, [len(t) for t in texts]
     )
-  fresh = tiny.prefill(texts, 12, sampling=greedy, capacity=128)
-  want, got = (
-      jax.jit(engine.propose)(tiny.target, tiny.drafter, s)[0]
-      for s in (fresh, state)
-  )
+  want, got = drafts_of(tiny, tiny.drafter, state, texts)
   np.testing.assert_allclose(got.logits, want.logits, atol=1e-4)
 
 
@@ -277,13 +280,7 @@ def test_features_of_rounds_without_drafts_reach_the_drafter(tiny):
   for rounds in (3, 6):
     state, _ = run(state, rounds=rounds)
     whole = [[*p, *t] for p, t in zip(tiny.PROMPTS, outputs_of(state))]
-    fresh = tiny.prefill(
-        whole, 12, drafter=drafter, sampling=greedy, capacity=128
-    )
-    want, got = (
-        jax.jit(engine.propose)(tiny.target, drafter, s)[0]
-        for s in (fresh, state)
-    )
+    want, got = drafts_of(tiny, drafter, state, whole)
     np.testing.assert_array_equal(got.tokens, want.tokens)
   assert run.rounds == {0: 9, 1: 0, 2: 0, 3: 0}
 
@@ -299,13 +296,7 @@ def test_features_of_a_row_that_ended_while_others_rested(tiny):
       tiny.target, drafter, state, [[3, 1]] * tiny.B, max_new_tokens=12,
       sampling=greedy, chunks=(8,),
   )
-  fresh = tiny.prefill(
-      texts, 12, drafter=drafter, sampling=greedy, capacity=128
-  )
-  want, got = (
-      jax.jit(engine.propose)(tiny.target, drafter, s)[0]
-      for s in (fresh, state)
-  )
+  want, got = drafts_of(tiny, drafter, state, texts)
   np.testing.assert_array_equal(got.tokens, want.tokens)
 
 

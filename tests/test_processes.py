@@ -165,7 +165,7 @@ def test_an_output_that_is_refused_ends_both(tmp_path):
   assert "leading process says why" in results[1][2]
 
 
-@pytest.mark.long
+@pytest.mark.long  # eleven starts of two processes, most of them killed
 def test_a_job_killed_ten_times_holds_each_input_once(tmp_path):
   ask(tmp_path, 120)
   rng, ends = random.Random(0), []

