@@ -52,9 +52,9 @@ def hidden(book):
 
 
 def said(book, name):
-  """What a cell printed, without colours."""
+  """What a cell printed, without colours, and without others' warnings."""
   (cell,) = (c for c in book.cells if c.id == name)
-  texts = [o.text for o in cell.outputs if o.output_type == "stream"]
+  texts = [o.text for o in cell.outputs if o.get("name") == "stdout"]
   return re.sub(r"\x1b\[\d*m", "", "".join(texts))
 
 
