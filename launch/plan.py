@@ -12,6 +12,7 @@ stop paying. Of other configs than Chinchilla's the shapes are a part:
 Tables go to stdout; --out becomes a folder of README.md, plan.json, plan.png.
 """
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -68,7 +69,9 @@ def main(c):
   numbers |= dict(
       name=pathlib.Path(config[1]).name if config else "a pair",
       dtype=c.dtype, command=command, published=c.published.to_dict(),
-      remarks=list(c.remarks), about=machine.about(command, {}),
+      remarks=list(c.remarks), about=machine.about(
+          command, dict(libtpu=importlib.metadata.version("libtpu"))
+      ),
   )
   show(numbers)
   if c.out:
